@@ -1,0 +1,152 @@
+"""The node configuration as values. All defaults and units stand here and nowhere else; loading and rules are in load.py."""
+
+from enum import StrEnum
+
+import msgspec
+
+from mpsd.gpu.model import MIB, Mode
+
+GIB = 1024 * MIB
+
+MAX_ADVERTISED_DEVICES = 20_000
+"""Longest list one resource may advertise. A kubelet drops lists over 4 MiB (about 68,000 entries of 44 characters)."""
+
+MIN_UNIT_BYTES = 64 * MIB
+MPS_CLIENTS_PER_GPU = 48
+"""Contexts one Volta or newer GPU offers under MPS (legacy documentation; newer drivers allow up to 60)."""
+
+
+class Enforcement(StrEnum):
+    """How a memory limit holds. HARD: driver and cgroup. COOPERATIVE: MPS, per process. NONE: not at all."""
+
+    HARD = "hard"
+    COOPERATIVE = "cooperative"
+    NONE = "none"
+
+    @property
+    def rank(self) -> int:
+        """2 for HARD down to 0 for NONE: a level satisfies a minimum when its rank is at least as high."""
+        return {"hard": 2, "cooperative": 1, "none": 0}[self.value]
+
+
+class GpuDevices(StrEnum):
+    """Where a container's GPU device nodes come from."""
+
+    AUTO = "auto"
+    CDI = "cdi"
+    ENVVAR = "envvar"
+
+
+class Delivery(StrEnum):
+    """How edits reach a container. BOTH: also in the Allocate response, for runtimes without CDI; a pod can override those."""
+
+    CDI = "cdi"
+    BOTH = "both"
+
+
+
+class FixedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory: {request, limit}` in bytes, whole MiB."""
+
+    request_bytes: int
+    limit_bytes: int
+
+
+class FractionMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory: {fraction, limitFraction}` of each GPU's usable memory, 0 < fraction <= limit_fraction < 1."""
+
+    fraction: float
+    limit_fraction: float
+
+
+class UnitMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """`unit: 1Gi`: a container asks for N units, all on one GPU. Bytes, whole MiB, at least MIN_UNIT_BYTES."""
+
+    unit_bytes: int
+
+
+Memory = FixedMemory | FractionMemory | UnitMemory
+
+GpuRef = int | str
+"""A GPU named in the config: index or UUID. What it names is known on the node only."""
+
+
+class GpuSelection(msgspec.Struct, frozen=True, kw_only=True):
+    """`include: all` is None."""
+
+    include: tuple[GpuRef, ...] | None = None
+    exclude: tuple[GpuRef, ...] = ()
+
+    def admits(self, uuid: str, index: int) -> bool:
+        included = self.include is None or uuid in self.include or index in self.include
+        return included and uuid not in self.exclude and index not in self.exclude
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """One extended resource. `enforcement` is its minimum, already defaulted from `enforcement.minimum`."""
+
+    name: str
+    memory: Memory
+    mode: Mode
+    enforcement: Enforcement
+    thread_percent: int | None = None
+    gpus: GpuSelection = GpuSelection()
+    groups: tuple[str, ...] = ()
+
+
+class MpsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    protocol: str = "auto"
+    """auto | 2 | 3"""
+    binary: str = "nvidia-cuda-mps-control"
+    driver_root: str = "/"
+    run_root: str = "/run/gpufrac"
+    log_root: str = "/var/log/gpufrac"
+    shared_memory: bool = False
+    client_limit: int = MPS_CLIENTS_PER_GPU
+
+
+class CdiConfig(msgspec.Struct, frozen=True, kw_only=True):
+    directory: str = "/var/run/cdi"
+    gpu_devices: GpuDevices = GpuDevices.AUTO
+    delivery: Delivery = Delivery.CDI
+
+
+class SimulatedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    memory_bytes: int = 80 * GIB
+
+
+class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    gpus: tuple[SimulatedGpu, ...] = (SimulatedGpu(),)
+    driver: str = "580.95.05"
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole file. Paths are host paths."""
+
+    resources: tuple[Resource, ...]
+    gpus: GpuSelection = GpuSelection()
+    groups: tuple[tuple[str, tuple[GpuRef, ...]], ...] = ()
+    memory_reserve_bytes: int = 1 * GIB
+    enforcement_minimum: Enforcement = Enforcement.COOPERATIVE
+    mps: MpsConfig = MpsConfig()
+    cdi: CdiConfig = CdiConfig()
+    kubelet_root: str = "/var/lib/kubelet"
+    state_root: str = "/var/lib/gpufrac"
+    backend: str = "nvml"
+    """nvml | simulated"""
+    simulated: SimulatedConfig = SimulatedConfig()
+    metrics_address: str = "127.0.0.1:9478"
+    """host:port; empty turns metrics off"""
+
+    @property
+    def mpsd_socket(self) -> str:
+        return f"{self.mps.run_root}/mpsd.sock"
+
+    @property
+    def plugin_socket(self) -> str:
+        return f"{self.mps.run_root}/plugin.sock"
+
+    @property
+    def simulation_directory(self) -> str:
+        """Where the simulated backend keeps what a driver would: faults, compute modes, memory in use."""
+        return f"{self.mps.run_root}/sim"

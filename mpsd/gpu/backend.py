@@ -1,0 +1,61 @@
+"""The one door to GPUs: what the prober needs of NVML, small enough to simulate and to fake."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from mpsd.errors import GpufracError
+from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
+
+
+class GpuError(GpufracError):
+    """A GPU call failed. `code` is the NVML return code, or None where there is none."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class GpuLostError(GpuError):
+    """The GPU fell off the bus (NVML 15 GPU_IS_LOST, 28 RESET_REQUIRED) or vanished from the list."""
+
+
+class GpuNotSupportedError(GpuError):
+    """This driver or GPU does not offer the call (NVML 3 NOT_SUPPORTED, 13 FUNCTION_NOT_FOUND)."""
+
+
+class XidEvent(NamedTuple):
+    """A critical XID, as the driver reports it."""
+
+    uuid: str
+    xid: int
+
+
+class GpuBackend(Protocol):
+    """Blocking calls, safe from several threads; any may hang, so callers bring their own deadline."""
+
+    def open(self) -> None:
+        """Initialise. Raises GpuError with the reason (library missing, driver not loaded ...). May be called again after."""
+
+    def close(self) -> None:
+        """Release the library; never raises."""
+
+    def driver_version(self) -> str:
+        """E.g. `580.95.05`. Raises GpuError."""
+
+    def uuids(self) -> Sequence[str]:
+        """UUIDs by NVML index; an unreadable GPU is left out. Raises GpuError when the count itself can't be read."""
+
+    def info(self, uuid: str) -> GpuInfo:
+        """Facts of one GPU; what is NOT_SUPPORTED takes its default. Raises GpuError, GpuLostError."""
+
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        """The driver's compute mode. Raises GpuError."""
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        """Needs root. Raises GpuError."""
+
+    def processes(self, uuid: str) -> Sequence[GpuProcess]:
+        """Processes with a compute context, MPS clients included. Raises GpuError."""
+
+    def wait_xid(self, timeout_s: float) -> XidEvent | None:
+        """Blocks for the next critical XID, None after the time. Raises GpuNotSupportedError where events are not offered."""

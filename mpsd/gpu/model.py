@@ -1,0 +1,71 @@
+"""What we know of a GPU: frozen values, shared by both processes and sent over the local socket."""
+
+from enum import StrEnum
+
+import msgspec
+
+MIB = 1024 * 1024
+
+
+class Mode(StrEnum):
+    """How the containers on one GPU share its compute. A GPU holds one mode at a time."""
+
+    SM_SHARING = "sm-sharing"
+    TIME_SLICING = "time-slicing"
+
+
+class ComputeMode(StrEnum):
+    """The driver's compute mode of a GPU (nvmlComputeMode_t, names as nvidia-smi prints them)."""
+
+    DEFAULT = "DEFAULT"
+    EXCLUSIVE_PROCESS = "EXCLUSIVE_PROCESS"
+    PROHIBITED = "PROHIBITED"
+    UNKNOWN = "UNKNOWN"
+
+
+class GpuHealth(StrEnum):
+    """OK: usable. SICK: it answers, but a critical XID was seen. UNRESPONSIVE: calls hang. LOST: gone from the bus."""
+
+    OK = "ok"
+    SICK = "sick"
+    UNRESPONSIVE = "unresponsive"
+    LOST = "lost"
+
+
+class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of one GPU that do not change while the driver is loaded. Memory in bytes."""
+
+    uuid: str
+    index: int
+    name: str
+    memory_total_bytes: int
+    memory_reserved_bytes: int = 0
+    compute_capability: tuple[int, int] = (0, 0)
+    numa_node: int | None = None
+    pci_bus_id: str = ""
+    mig_enabled: bool = False
+
+
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process with a compute context on a GPU, as the driver reports it. `used_bytes` is None where it can't say."""
+
+    pid: int
+    used_bytes: int | None = None
+
+
+class GpuState(msgspec.Struct, frozen=True, kw_only=True):
+    """One probe of one GPU: its facts, its health with a reason (empty when OK), compute mode and processes."""
+
+    info: GpuInfo
+    health: GpuHealth = GpuHealth.OK
+    reason: str = ""
+    compute_mode: ComputeMode = ComputeMode.UNKNOWN
+    processes: tuple[GpuProcess, ...] = ()
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """All GPUs of the node, ordered by index, and the driver. `reason` says why there are none or why some are missing."""
+
+    driver_version: str | None = None
+    gpus: tuple[GpuState, ...] = ()
+    reason: str = ""
