@@ -1,0 +1,518 @@
+"""The one owner of what this node has granted: planner, accounts and ledger behind one lock.
+
+Every front end goes through here (device plugin calls now, NRI later). Allocate never waits for mpsd, NVML, the
+kubelet or a list; the one I/O under the lock is the durable record, so that a grant that was answered is never lost.
+Who needs to react to a change waits on `wait_dirty` (the keeper) or `wait_list` (the kubelet's streams).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from deviceplugin import ids
+from deviceplugin.ledger import Ledger
+from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.advertise import Advertisement, advertise
+from deviceplugin.plan.allocate import plan
+from deviceplugin.plan.model import Allocation, NodeView, Refusal, RefusalCode, ResourceView
+from deviceplugin.plan.preferred import preferred
+from deviceplugin.plan.view import daemon_trouble, gpu_view, node_view
+from deviceplugin.presence import Observation, Presence, Shares
+from mpsd.config.model import FixedMemory, NodeConfig, Resource, UnitMemory
+from mpsd.gpu.model import GpuHealth, Mode
+from mpsd.snapshot import Desired, DesiredGpu, GpuStatus, Snapshot
+
+DAEMON_GRACE_S = 10.0
+"""How long a daemon (or mpsd) may be away before free shares turn Unhealthy: a restart takes about a second."""
+OFFER_REST_S = 1.0
+"""How long after a grant the units on offer stay on their GPU, so that a pod's next container finds them there."""
+EMPTY = Advertisement(())
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A resource's list and its generation, which grows with every change."""
+
+    generation: int
+    advertisement: Advertisement
+
+
+class Broker:
+    """Thread-safe; every public method takes the lock for microseconds, `allocate` for one durable write."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        ledger: Ledger,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._dirty_condition = threading.Condition(self._lock)
+        self._list_condition = threading.Condition(self._lock)
+        self._monotonic, self._wall = monotonic, wall
+        self._ledger = ledger
+        self._config = config
+        self._accounts = Accounts()
+        self._presence = Presence()
+        self._gpus: tuple[GpuStatus, ...] = ()
+        self._absence = "mpsd has not answered yet"
+        self._mpsd_seen = False
+        self._trouble_since: dict[str, tuple[str, float]] = {}
+        self._foreign: dict[str, str] = {}
+        self._gpu_kind = ""
+        self._kind_trouble: dict[str, str] = {}
+        self._generation = 0
+        self._granted_at: dict[str, float] = {}
+        self._lists: dict[str, Published] = {}
+        self._view = NodeView(gpus={}, resources={}, client_limit=config.mps.client_limit)
+        self._dirty = True
+        self._closed = False
+        self.problems: tuple[str, ...] = ()
+        allocations, problems = ledger.load()
+        self.problems = tuple(problems)
+        for allocation in allocations:
+            self._accounts.add(allocation)
+            self._generation = max(self._generation, allocation.generation)
+        self._rebuild()
+
+    # --- what front ends ask -------------------------------------------------------------------------------------
+
+    def allocate(
+        self, resource: str, device_ids: Sequence[str], recheck: Callable[[], None] | None = None
+    ) -> Allocation | Refusal:
+        """Grants shares durably, or refuses.
+
+        Args:
+            recheck: looks at the kubelet once more and reports what it saw (`observe_kubelet`); called without the
+                lock, and only before a refusal for lack of room or a mode conflict.
+
+        Raises:
+            LedgerError: the grant can't be recorded; nothing is granted.
+        """
+        wanted = tuple(sorted(device_ids))
+        with self._lock:
+            outcome = self._allocate(resource, wanted)
+        if isinstance(outcome, Refusal) and outcome.code is not RefusalCode.INVALID and recheck is not None:
+            recheck()
+            with self._lock:
+                outcome = self._allocate(resource, wanted)
+        return outcome
+
+    def _allocate(self, resource: str, wanted: tuple[str, ...]) -> Allocation | Refusal:
+        live = self._accounts.newest(resource, wanted)
+        if live is not None and not self._accounts.is_vacated(live.key):
+            return live  # another container of the same pod, or the kubelet asks again
+        view = self._view.resources.get(resource)
+        if view is None:
+            return Refusal(RefusalCode.INVALID, f"{resource}: this node does not offer it")
+        self._generation = max(self._generation + 1, int(self._wall() * 1000))
+        outcome = plan(
+            view,
+            self._view,
+            self._accounts,
+            wanted,
+            generation=self._generation,
+            delivery=self._config.cdi.delivery,
+            gpu_kind=self._gpu_kind,
+        )
+        if isinstance(outcome, Allocation):
+            outcome = msgspec.structs.replace(outcome, created_unix_s=round(self._wall(), 3))
+            self._ledger.put(outcome)
+            self._accounts.add(outcome)
+            self._granted_at[resource] = self._monotonic()
+            self._mark_dirty()
+        return outcome
+
+    def preferred(self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+        """The shares a container should get; see plan.preferred. Unknown resources have no preference."""
+        with self._lock:
+            view = self._view.resources.get(resource)
+            return preferred(view, self._view, self._accounts, available, must_include, size) if view else []
+
+    def wait_list(self, resource: str, seen: int, timeout_s: float, stop: Callable[[], bool]) -> Published | None:
+        """The resource's list once its generation is not `seen`; None after the time or when `stop()` turns true."""
+        with self._list_condition:
+            self._list_condition.wait_for(
+                lambda: stop() or self._closed or self._published(resource).generation != seen, timeout_s
+            )
+            now = self._published(resource)
+            return now if now.generation != seen and not stop() else None
+
+    def wake_streams(self) -> None:
+        """Lets every waiting stream look at its `stop()` again."""
+        with self._list_condition:
+            self._list_condition.notify_all()
+
+    # --- what the world tells ------------------------------------------------------------------------------------
+
+    def observe_snapshot(self, snapshot: Snapshot | None) -> None:
+        """Takes in what mpsd sees; None: mpsd does not answer.
+
+        No GPUs at all is not believed at once: a driver that is being loaded looks like that, and the shares of running
+        pods must not turn Unhealthy for it. Nothing starts meanwhile.
+        """
+        with self._lock:
+            if snapshot is None:
+                self._absence = "mpsd does not answer"
+            else:
+                self._mpsd_seen = True
+                self._absence = "" if snapshot.gpus else f"mpsd sees no GPU: {snapshot.reason or 'none is there'}"
+                if snapshot.gpus:
+                    self._gpus = _with_lost(snapshot.gpus, self._gpus)
+            self._rebuild()
+            self._mark_dirty()
+
+    def restore_gpus(self, gpus: tuple[GpuStatus, ...]) -> None:
+        """GPUs as an earlier run knew them: the first list must not wait for mpsd."""
+        with self._lock:
+            if not self._gpus:
+                self._gpus = gpus
+                self._rebuild()
+                self._publish()
+
+    def set_gpu_kind(self, kind: str, trouble: Mapping[str, str]) -> None:
+        """Which CDI kind carries the GPUs' device nodes (empty: none), and why it lacks a GPU."""
+        with self._lock:
+            if (kind, dict(trouble)) != (self._gpu_kind, self._kind_trouble):
+                self._gpu_kind, self._kind_trouble = kind, dict(trouble)
+                self._rebuild()
+                self._mark_dirty()
+
+    def apply_config(self, config: NodeConfig) -> None:
+        """Puts a new config in force. Live allocations keep their plans."""
+        with self._lock:
+            self._config = config
+            self._rebuild()
+            self._mark_dirty()
+
+    def observe_kubelet(self, seen: Observation, foreign: Mapping[str, str], judged: set[str]) -> None:
+        """Takes in what the kubelet holds.
+
+        Args:
+            foreign: GPU -> why it belongs to another plugin now.
+            judged: allocations that were live before the kubelet was asked; a younger one would seem absent.
+        """
+        with self._lock:
+            known = [allocation for allocation in self._accounts if allocation.key in judged]
+            self._presence.observe(known, seen, self._monotonic())
+            vacated_changed = self._accounts.set_vacated(self._presence.vacated())
+            foreign_changed = dict(foreign) != self._foreign
+            self._foreign = dict(foreign)
+            if foreign_changed:
+                self._rebuild()
+            if vacated_changed or foreign_changed:
+                self._mark_dirty()
+
+    def kubelet_restarted(self) -> None:
+        """Absences are counted anew."""
+        with self._lock:
+            self._presence.kubelet_restarted(self._monotonic())
+
+    def adopt(self, resource: str, device_ids: tuple[str, ...], key: str | None) -> Allocation | Refusal:
+        """Takes in what the kubelet runs without a record of ours, under the key it was answered with if known.
+
+        Raises:
+            LedgerError: as `allocate`.
+        """
+        with self._lock:
+            live = self._accounts.newest(resource, device_ids)
+            if live is not None:
+                return live
+            view = self._view.resources.get(resource)
+            if view is None:
+                return Refusal(RefusalCode.INVALID, f"{resource}: it is no longer in the config")
+            self._generation = max(self._generation + 1, int(self._wall() * 1000))
+            outcome = plan(
+                view,
+                self._view,
+                self._accounts,
+                device_ids,
+                generation=self._generation,
+                delivery=self._config.cdi.delivery,
+                gpu_kind=self._gpu_kind,
+                force=True,
+            )
+            if isinstance(outcome, Allocation):
+                outcome = msgspec.structs.replace(
+                    outcome, key=key or outcome.key, created_unix_s=round(self._wall(), 3)
+                )
+                if outcome.key in self._accounts:
+                    return Refusal(RefusalCode.INVALID, f"{resource}: key {outcome.key} already names other shares")
+                self._ledger.put(outcome)
+                self._accounts.add(outcome)
+                self._mark_dirty()
+            return outcome
+
+    # --- what the keeper does ------------------------------------------------------------------------------------
+
+    def releasable(self, *, pressed: bool = False) -> list[Allocation]:
+        """Allocations that the kubelet no longer holds, to be released once no process of theirs lives."""
+        with self._lock:
+            keys = self._presence.releasable(self._monotonic(), pressed=pressed)
+            return [allocation for allocation in self._accounts if allocation.key in keys]
+
+    def checkpoint_only(self) -> set[str]:
+        """See Presence.checkpoint_only."""
+        with self._lock:
+            return set(self._presence.checkpoint_only())
+
+    def release(self, key: str) -> None:
+        """Forgets an allocation whose CDI file is gone. Raises LedgerError; then it stays."""
+        with self._lock:
+            if key in self._accounts:
+                self._ledger.remove(key)
+                self._accounts.remove(key)
+                self._mark_dirty()
+
+    def permitted(self) -> dict[str, tuple[Allocation, str]]:
+        """Allocations whose containers may start now, with their daemon's pipe directory (empty without a daemon).
+
+        Everything is checked against what mpsd said last: the GPU is there, bound to the mode, and for sm-sharing its
+        daemon is ready with a default limit that is not below this one.
+        """
+        with self._lock:
+            if self._absence:
+                return {}
+            status = {gpu.info.uuid: gpu for gpu in self._gpus}
+            allowed = {}
+            for allocation in self._accounts:
+                gpu = status.get(allocation.gpus[0])
+                if gpu is not None and not start_objection(allocation, gpu):
+                    allowed[allocation.key] = (allocation, gpu.daemon.pipe_directory if gpu.daemon else "")
+            return allowed
+
+    def desired(self) -> Desired:
+        """The whole desired state for mpsd: the mode each GPU is bound to."""
+        with self._lock:
+            return Desired(
+                gpus=tuple(DesiredGpu(uuid=uuid, mode=self._accounts.mode(uuid)) for uuid in self._view.gpus)
+            )
+
+    def publish(self) -> float | None:
+        """Recomputes every list and wakes streams where one changed. Seconds until a list changes by time alone."""
+        with self._lock:
+            self._rebuild()  # graces pass with time
+            self._publish()
+            return self._next_deadline_s()
+
+    def wait_dirty(self, timeout_s: float) -> bool:
+        """Waits until something changed (true) or the time passed (false); clears the mark."""
+        with self._dirty_condition:
+            self._dirty_condition.wait_for(lambda: self._dirty or self._closed, max(0.0, timeout_s))
+            dirty, self._dirty = self._dirty, False
+            return dirty
+
+    def wake(self) -> None:
+        """Marks everything dirty: some fact outside changed."""
+        with self._lock:
+            self._mark_dirty()
+
+    def close(self) -> None:
+        """Wakes every waiter for good."""
+        with self._lock:
+            self._closed = True
+            self._mark_dirty()
+            self._list_condition.notify_all()
+
+    # --- looking in ----------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> NodeConfig:
+        return self._config
+
+    @property
+    def connected(self) -> bool:
+        """Whether mpsd answers and sees GPUs."""
+        return not self._absence
+
+    @property
+    def mpsd_seen(self) -> bool:
+        """Whether mpsd has answered since this process started."""
+        return self._mpsd_seen
+
+    def gpus(self) -> tuple[GpuStatus, ...]:
+        """The GPUs as known last, ordered by index."""
+        return self._gpus
+
+    def allocations(self) -> list[Allocation]:
+        """All live allocations, oldest first."""
+        with self._lock:
+            return list(self._accounts)
+
+    def inspect(self) -> "Inspection":
+        """One consistent picture for status and metrics."""
+        with self._lock:
+            held = {
+                uuid: (self._accounts.granted_bytes(uuid), self._accounts.mode(uuid), len(self._accounts.on_gpu(uuid)))
+                for uuid in self._view.gpus
+            }
+            return Inspection(
+                view=self._view,
+                lists=dict(self._lists),
+                allocations=tuple(self._accounts),
+                holders={a.key: self._presence.holder(a.key) for a in self._accounts},
+                vacated=frozenset(a.key for a in self._accounts if self._accounts.is_vacated(a.key)),
+                held=held,
+                gpus=self._gpus,
+                absence=self._absence,
+                gpu_kind=self._gpu_kind,
+                kind_trouble=dict(self._kind_trouble),
+            )
+
+    def resource_names(self) -> list[str]:
+        """Resources that need a server: those in the config, then those with live allocations only."""
+        with self._lock:
+            return list(self._view.resources)
+
+    # --- inside the lock -----------------------------------------------------------------------------------------
+
+    def _mark_dirty(self) -> None:
+        self._dirty = True
+        self._dirty_condition.notify_all()
+
+    def _published(self, resource: str) -> Published:
+        return self._lists.get(resource) or Published(0, EMPTY)
+
+    def _rebuild(self) -> None:
+        now_s = self._monotonic()
+        views = []
+        for status in self._gpus:
+            uuid = status.info.uuid
+            trouble = self._graced(uuid, self._absence or daemon_trouble(status), now_s)
+            gpu = gpu_view(status, self._config, blocked=self._blocked(status), daemon_waiting=trouble)
+            views.append(replace(gpu, waiting=gpu.waiting or trouble) if self._absence else gpu)
+        view = node_view(self._config, views, self._view)
+        resources = dict(view.resources)
+        for name in sorted(self._accounts.resources() - resources.keys()):
+            resources[name] = self._dropped(name)
+        self._view = replace(view, resources=resources)
+
+    def _graced(self, uuid: str, trouble: str, now_s: float) -> str:
+        if not trouble:
+            self._trouble_since.pop(uuid, None)
+            return ""
+        since_s = self._trouble_since.get(uuid, ("", now_s))[1]
+        self._trouble_since[uuid] = (trouble, since_s)
+        return trouble if now_s - since_s >= DAEMON_GRACE_S else ""
+
+    def _blocked(self, status: GpuStatus) -> str:
+        uuid = status.info.uuid
+        if reason := self._foreign.get(uuid) or self._kind_trouble.get(uuid):
+            return reason
+        foreign = status.foreign_processes
+        if foreign and self._accounts.mode(uuid) is None:
+            pids = ", ".join(str(pid) for pid in foreign[:5])
+            return f"foreign processes use it (pid {pids}): end them before it is shared"
+        return ""
+
+    def _dropped(self, name: str) -> ResourceView:
+        """The view of a resource that only live allocations keep."""
+        sample = next(allocation for allocation in self._accounts if allocation.resource == name)
+        unit = sample.share_bytes != sample.request_bytes or len(sample.device_ids) > 1
+        memory = (
+            UnitMemory(unit_bytes=sample.share_bytes)
+            if unit
+            else FixedMemory(request_bytes=sample.share_bytes, limit_bytes=sample.limit_bytes)
+        )
+        resource = Resource(name=name, memory=memory, mode=sample.mode, enforcement=sample.enforcement)
+        return ResourceView(
+            resource=resource, enforcement=sample.enforcement, objection="it is no longer in the config"
+        )
+
+    def _publish(self) -> None:
+        changed = False
+        now_s = self._monotonic()
+        for name, view in self._view.resources.items():
+            before = self._published(name)
+            resting = now_s - self._granted_at.get(name, -OFFER_REST_S) < OFFER_REST_S
+            offer = before.advertisement.offer if resting else None
+            advertisement = advertise(view, self._view, self._accounts, offer)
+            if before.generation == 0 or advertisement.devices != before.advertisement.devices:
+                self._lists[name] = Published(before.generation + 1, advertisement)
+                changed = True
+            else:
+                self._lists[name] = Published(before.generation, advertisement)
+        for name in self._lists.keys() - self._view.resources.keys():
+            before = self._lists[name]
+            if before.advertisement.devices:
+                self._lists[name] = Published(before.generation + 1, EMPTY)
+                changed = True
+        if changed:
+            self._list_condition.notify_all()
+
+    def resend(self) -> None:
+        """Sends every list once more, unchanged: a kubelet rewrites its checkpoint on each list."""
+        with self._list_condition:
+            self._lists = {name: Published(p.generation + 1, p.advertisement) for name, p in self._lists.items()}
+            self._list_condition.notify_all()
+
+    def _next_deadline_s(self) -> float | None:
+        now_s = self._monotonic()
+        ends = [since_s + DAEMON_GRACE_S for _, since_s in self._trouble_since.values()]
+        ends += [at_s + OFFER_REST_S for at_s in self._granted_at.values()]
+        return min((end - now_s for end in ends if end > now_s), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What `Broker.inspect` shows. `held`: GPU -> (granted bytes, mode, allocations)."""
+
+    view: NodeView
+    lists: Mapping[str, Published]
+    allocations: tuple[Allocation, ...]
+    holders: Mapping[str, object]
+    vacated: frozenset[str]
+    held: Mapping[str, tuple[int, Mode | None, int]]
+    gpus: tuple[GpuStatus, ...]
+    absence: str
+    gpu_kind: str
+    kind_trouble: Mapping[str, str]
+
+
+def start_objection(allocation: Allocation, gpu: GpuStatus | None) -> str:
+    """Why a container of this allocation may not start on the GPU as it is now; empty when it may (pure)."""
+    if gpu is None:
+        return "its GPU is not known to mpsd"
+    if gpu.health is GpuHealth.LOST:
+        return gpu.reason or "its GPU is lost"
+    if allocation.mode is Mode.SM_SHARING:
+        if trouble := daemon_trouble(gpu):
+            return trouble
+        assert gpu.daemon is not None
+        if not gpu.daemon.pipe_directory:
+            return "its MPS daemon names no pipe directory"
+        limit_bytes = gpu.daemon.pinned_limit_bytes
+        if limit_bytes is None or limit_bytes < allocation.limit_bytes:
+            return f"its MPS daemon's default limit of {limit_bytes} bytes is below {allocation.limit_bytes} bytes"
+    if gpu.mode is not allocation.mode:
+        return f"its GPU is not in {allocation.mode} yet" + (f": {gpu.reason}" if gpu.reason else "")
+    return ""
+
+
+def _with_lost(now: tuple[GpuStatus, ...], before: tuple[GpuStatus, ...]) -> tuple[GpuStatus, ...]:
+    """GPUs as reported, and those that vanished from the report as lost: their shares must not vanish with them."""
+    reported = {status.info.uuid for status in now}
+    gone = [
+        msgspec.structs.replace(status, health=GpuHealth.LOST, reason="the GPU is no longer reported", daemon=None)
+        for status in before
+        if status.info.uuid not in reported
+    ]
+    return tuple(sorted((*now, *gone), key=lambda status: status.info.index))
+
+
+def missing_records(
+    listed: Iterable[Shares], allocations: Iterable[Allocation], resources: Iterable[str]
+) -> list[Shares]:
+    """Containers at the kubelet with shares of ours that no record names (pure)."""
+    recorded = {(allocation.resource, allocation.device_ids) for allocation in allocations}
+    ours = set(resources)
+    return [shares for shares in listed if shares[0] in ours and shares not in recorded and _are_ours(shares[1])]
+
+
+def _are_ours(device_ids: tuple[str, ...]) -> bool:
+    return all(ids.SEPARATOR in identifier for identifier in device_ids)

@@ -1,0 +1,76 @@
+"""The `gpufrac` command. Commands are imported when they run, so that `--help` and reads stay quick."""
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+
+class Lazy(NamedTuple):
+    """Where a command lives, and its line in the overview."""
+
+    module: str
+    attribute: str
+    short_help: str
+
+
+COMMANDS = {
+    "status": Lazy("deviceplugin.cli.node", "status", "The node in one minute: processes, GPUs, what needs attention."),
+    "gpus": Lazy("deviceplugin.cli.node", "gpus", "GPUs: health, mode, memory granted and free."),
+    "resources": Lazy(
+        "deviceplugin.cli.node", "resources", "Resources: registered, listed, what can still be had, and why not."
+    ),
+    "allocations": Lazy(
+        "deviceplugin.cli.node", "allocations", "Allocations: pod, GPU, request, limit, mode, enforcement."
+    ),
+    "daemons": Lazy("deviceplugin.cli.node", "daemons", "MPS control daemons: state, limit read back, restarts."),
+    "config": Lazy("deviceplugin.cli.config", "config", "Check a config file, or show its effective values."),
+    "sim": Lazy("deviceplugin.cli.sim", "sim", "A simulated node: admit pods and see what they would get."),
+    "mpsd": Lazy("deviceplugin.cli.processes", "mpsd", "Run the process that owns GPUs and MPS daemons."),
+    "plugin": Lazy("deviceplugin.cli.processes", "plugin", "Run the kubelet device plugin."),
+    "completion": Lazy("deviceplugin.cli.completion", "completion", "Print the shell completion script."),
+}
+
+EPILOG = """\b
+Examples:
+  gpufrac config check /etc/gpufrac/config.yaml
+  gpufrac sim run --gpus 2 pod.yaml
+  gpufrac status
+  gpufrac allocations -o json
+
+Exit codes: 0 ok, 1 failure, 2 usage or config, 3 process not reachable.
+"""
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports one only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        lazy = COMMANDS.get(cmd_name)
+        if lazy is None:
+            return None
+        command = getattr(importlib.import_module(lazy.module), lazy.attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.short_help) for name, lazy in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="gpufrac", message="gpufrac %(version)s")
+def cli() -> None:
+    """Share one NVIDIA GPU between pods, with memory limits that hold."""
+
+
+def main() -> None:
+    """The console script."""
+    cli(prog_name="gpufrac")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""Makes the world match the broker: CDI files, mpsd's desired state, the kubelet's view, released allocations.
+
+Two threads. The *attacher* reacts at once: it writes and withdraws CDI files (the permission to start), pushes the
+desired state and publishes lists. The *observer* looks at the kubelet every few seconds, releases what is gone and
+checks that containers really carry our marker. Both compare desired with observed; a lost hint costs seconds only.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cdi.errors import CdiError
+from cdi.model import Spec
+from cdi.writer import Applied
+from deviceplugin import ids, render
+from deviceplugin.broker import Broker, missing_records
+from deviceplugin.kubelet import checkpoint
+from deviceplugin.kubelet.podresources import Containers, PodResourcesError
+from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.presence import Holder, Observation, Shares
+from mpsd.errors import GpufracError
+from mpsd.log import get_logger
+from mpsd.snapshot import Desired, GpuClient
+
+log = get_logger("plugin")
+
+OBSERVE_S = 5.0
+"""How often the kubelet is looked at while allocations live; SLOW_OBSERVE_S while there are none."""
+SLOW_OBSERVE_S = 15.0
+SETTLE_S = 1.0
+"""After a grant the kubelet is looked at this soon, so that its pod is known by name."""
+UNKNOWN_S = 5.0
+"""After our own start, how long CDI files of an earlier run stand before mpsd's first word."""
+VERIFY_S = 30.0
+"""How often the CDI directory is compared with what should be there, whatever happened."""
+CLIENTS_S = 10.0
+PRESSED_CLIENTS_S = 2.0
+"""How long mpsd may take to look up GPU processes; the shorter one while an Allocate waits for it."""
+MARKER_CHECKS = 2
+"""A container counts as unenforced after this many looks in a row without our marker."""
+
+
+class SpecFiles(Protocol):
+    """The CDI directory, our files only."""
+
+    def put(self, identifier: str, spec: Spec) -> bool: ...
+    def remove(self, identifier: str) -> bool: ...
+    def apply(self, desired: Mapping[str, Spec]) -> Applied: ...
+
+
+class Mpsd(Protocol):
+    """The two calls the keeper makes to mpsd; they raise GpufracError."""
+
+    def apply(self, desired: Desired) -> None: ...
+    def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, tuple[GpuClient, ...]]: ...
+
+
+class Kubelet(Protocol):
+    def list(self) -> Containers: ...
+
+
+@dataclass(slots=True)
+class Report:
+    """What the keeper knows beyond the broker; read by status. Replaced whole, never changed in place by readers."""
+
+    kubelet_error: str = "not asked yet"
+    checkpoint_error: str = ""
+    spec_error: str = ""
+    published: frozenset[str] = frozenset()
+    unenforced: Mapping[str, str] = field(default_factory=dict)
+    release_blocked: Mapping[str, str] = field(default_factory=dict)
+
+
+class Keeper:
+    """Owns both threads.
+
+    Args:
+        pod_processes: pod UID -> what is known of its processes: (container id, allocation key or None) pairs.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        specs: SpecFiles,
+        mpsd: Mpsd,
+        kubelet: Kubelet,
+        *,
+        kubelet_root: str,
+        pod_processes: Callable[[], Mapping[str, list[tuple[str, str | None]]]],
+        rescan: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._broker, self._specs, self._mpsd, self._kubelet = broker, specs, mpsd, kubelet
+        self._plugins_directory = os.path.join(kubelet_root, "device-plugins")
+        self._pods_directory = os.path.join(kubelet_root, "pods")
+        self._pod_processes = pod_processes
+        self._rescan = rescan
+        self._monotonic = monotonic
+        self.report = Report()
+        self._stop = threading.Event()
+        self._look = threading.Event()
+        self._started_s = monotonic()
+        self._verified_s = 0.0
+        self._pushed: Desired | None = None
+        self._push_needed = True
+        self._spec_lock = threading.Lock()
+        self._observe_lock = threading.Lock()
+        self._published: set[str] = set()
+        self._containers: Containers = {}
+        self._unmarked: dict[str, int] = {}
+        self._resent: set[str] = set()
+        self._threads = [
+            threading.Thread(target=self._attach_loop, name="attacher", daemon=True),
+            threading.Thread(target=self._observe_loop, name="observer", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stops both threads. CDI files stay: containers may start while we restart."""
+        self._stop.set()
+        self._look.set()
+        self._broker.wake()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    def mpsd_returned(self) -> None:
+        """A (new) mpsd answers: it gets the whole desired state again."""
+        self._push_needed = True
+        self._broker.wake()
+
+    def look(self) -> None:
+        """Look at the kubelet soon."""
+        self._look.set()
+
+    # --- attacher ------------------------------------------------------------------------------------------------
+
+    def _attach_loop(self) -> None:
+        wait_s = 0.0
+        while not self._stop.is_set():
+            granted = self._broker.wait_dirty(wait_s)
+            if self._stop.is_set():
+                return
+            try:
+                self.attach()
+                wait_s = min(VERIFY_S, self._broker.publish() or VERIFY_S)
+                if self._push_needed or self.report.spec_error:
+                    wait_s = min(wait_s, 1.0)
+                if granted:
+                    self._look.set()
+            except Exception:
+                log.exception("the attacher failed and goes on")
+                wait_s = 1.0
+
+    def attach(self) -> None:
+        """One round: CDI files as permitted, desired state pushed."""
+        self._push()
+        if not self._broker.mpsd_seen and self._monotonic() - self._started_s < UNKNOWN_S:
+            return
+        with self._spec_lock:
+            permitted = self._broker.permitted()
+            now_s = self._monotonic()
+            if not self._verified_s or now_s - self._verified_s >= VERIFY_S or self.report.spec_error:
+                problems = self._verify(permitted)
+                self._verified_s = now_s
+            else:
+                problems = [self._withdraw(key) for key in sorted(self._published - permitted.keys())]
+                problems += [self._write(*permitted[key]) for key in permitted.keys() - self._published]
+            self._note_spec_error("; ".join([problem for problem in problems if problem][:3]))
+            self.report.published = frozenset(self._published)
+
+    def _verify(self, permitted: Mapping[str, tuple[Allocation, str]]) -> list[str]:
+        """Makes the directory exactly what is permitted, whatever was in it."""
+        try:
+            applied = self._specs.apply({key: render.spec(*grant) for key, grant in permitted.items()})
+        except CdiError as error:
+            return [str(error)]
+        self._published = set(permitted) - applied.errors.keys()
+        return [str(error) for error in applied.errors.values()]
+
+    def _write(self, allocation: Allocation, pipe_directory: str) -> str:
+        try:
+            self._specs.put(allocation.key, render.spec(allocation, pipe_directory))
+        except CdiError as error:
+            return str(error)
+        self._published.add(allocation.key)
+        return ""
+
+    def _withdraw(self, key: str) -> str:
+        try:
+            self._specs.remove(key)
+        except CdiError as error:
+            return str(error)
+        self._published.discard(key)
+        return ""
+
+    def _note_spec_error(self, text: str) -> None:
+        if text != self.report.spec_error:
+            if text:
+                log.error("CDI files do not match what is permitted", error=text)
+            self.report.spec_error = text
+
+    def _push(self) -> None:
+        desired = self._broker.desired()
+        if desired == self._pushed and not self._push_needed:
+            return
+        self._push_needed = True
+        try:
+            self._mpsd.apply(desired)
+        except GpufracError as error:
+            log.debug("the desired state waits for mpsd", error=str(error))
+            return
+        self._pushed, self._push_needed = desired, False
+
+    # --- observer ------------------------------------------------------------------------------------------------
+
+    def _observe_loop(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.observe()
+                self.collect()
+                self.check_markers()
+                self._rescan()
+            except Exception:
+                log.exception("the observer failed and goes on")
+            idle = not self._broker.allocations()
+            if self._look.wait(SLOW_OBSERVE_S if idle else OBSERVE_S):
+                self._look.clear()
+                self._stop.wait(SETTLE_S)
+
+    def recheck(self) -> None:
+        """Before a refusal: looks at the kubelet once and lets go at once of what is gone."""
+        if self.observe():
+            self.collect(pressed=True)
+
+    def observe(self) -> bool:
+        """Looks at the kubelet once. False when it does not answer: then nothing is concluded."""
+        with self._observe_lock:
+            before = {allocation.key for allocation in self._broker.allocations()}
+            try:
+                containers = self._kubelet.list()
+            except PodResourcesError as error:
+                self._note_kubelet(str(error))
+                return False
+            self._note_kubelet("")
+            entries, self.report.checkpoint_error = self._read_checkpoint()
+            seen = observation(containers, entries, self._pod_exists)
+            foreign = foreign_holders(
+                containers, self._broker.resource_names(), {g.info.uuid for g in self._broker.gpus()}
+            )
+            self._broker.observe_kubelet(seen, foreign, before)
+            self._adopt(seen, entries)
+            self._containers = containers
+            return True
+
+    def _read_checkpoint(self) -> tuple[list[checkpoint.Entry] | None, str]:
+        try:
+            return checkpoint.read(self._plugins_directory), ""
+        except checkpoint.CheckpointError as error:
+            return None, str(error)
+
+    def _pod_exists(self, uid: str) -> bool:
+        return "/" not in uid and os.path.isdir(os.path.join(self._pods_directory, uid))
+
+    def _note_kubelet(self, error: str) -> None:
+        if error != self.report.kubelet_error and error:
+            log.warning("the kubelet does not show its pods", error=error)
+        self.report.kubelet_error = error
+
+    def _adopt(self, seen: Observation, entries: list[checkpoint.Entry] | None) -> None:
+        missing = missing_records(seen.listed, self._broker.allocations(), self._broker.resource_names())
+        keys = {(e.resource, e.device_ids): e.allocation_key for e in entries or ()}
+        for resource, device_ids in missing:
+            outcome = self._broker.adopt(resource, device_ids, keys.get((resource, device_ids)))
+            holder = seen.listed[resource, device_ids]
+            facts = {"resource": resource, "pod": f"{holder.namespace}/{holder.pod}", "container": holder.container}
+            if isinstance(outcome, Refusal):
+                log.error("cannot adopt a container that holds our shares", reason=outcome.text, **facts)
+            else:
+                log.warning("adopted a container that held our shares without a record", key=outcome.key, **facts)
+
+    def collect(self, *, pressed: bool = False) -> None:
+        """Releases allocations that no kubelet entry and no process holds: CDI file first, record last."""
+        going = self._broker.releasable(pressed=pressed)
+        if not going:
+            self.report.release_blocked = {}
+            self._resend_for_stale()
+            return
+        gpus = sorted({gpu for allocation in going for gpu in allocation.gpus})
+        blocked: dict[str, str] = {}
+        try:
+            clients = self._mpsd.clients(gpus, PRESSED_CLIENTS_S if pressed else CLIENTS_S)
+        except GpufracError as error:
+            self.report.release_blocked = {a.key: f"mpsd can't say whether its processes live: {error}" for a in going}
+            return
+        for allocation in going:
+            alive = [
+                c.pid for gpu in allocation.gpus for c in clients.get(gpu, ()) if c.allocation_key == allocation.key
+            ]
+            if alive:
+                blocked[allocation.key] = f"its pod is gone but pid {', '.join(map(str, alive[:5]))} still uses the GPU"
+                continue
+            with self._spec_lock:
+                problem = self._withdraw(allocation.key)
+            if problem:
+                blocked[allocation.key] = problem
+                continue
+            self._broker.release(allocation.key)
+            log.info("released", key=allocation.key, resource=allocation.resource, gpu=allocation.gpus[0])
+        self.report.release_blocked = blocked
+        self._resend_for_stale()
+
+    def _resend_for_stale(self) -> None:
+        """Has the kubelet rewrite its checkpoint once for entries that only the checkpoint keeps alive."""
+        stale = self._broker.checkpoint_only()
+        if stale - self._resent:
+            self._broker.resend()
+        self._resent = stale
+
+    def check_markers(self) -> None:
+        """Finds containers that run without our edits, or with two of our resources."""
+        inspection = self._broker.inspect()
+        found: dict[str, str] = {}
+        ours = set(inspection.view.resources)
+        doubled = {
+            where: names
+            for where, by_resource in self._containers.items()
+            if len(names := sorted(ours & by_resource.keys())) > 1
+        }
+        holders = {key: holder for key, holder in inspection.holders.items() if isinstance(holder, Holder)}
+        waiting = {key for key, holder in holders.items() if holder.pod_uid and key in self._published}
+        processes = self._pod_processes() if waiting else {}
+        unmarked: dict[str, int] = {}
+        for key, holder in holders.items():
+            if both := doubled.get((holder.namespace, holder.pod, holder.container)):
+                found[key] = f"its container holds {' and '.join(both)}: only one of them takes effect"
+                continue
+            running = processes.get(holder.pod_uid, ())
+            expected = sum(1 for ns, pod, _ in self._containers if (ns, pod) == (holder.namespace, holder.pod))
+            containers = {container for container, _ in running}
+            if key in waiting and len(containers) >= max(1, expected) and all(mark != key for _, mark in running):
+                unmarked[key] = self._unmarked.get(key, 0) + 1
+                if unmarked[key] >= MARKER_CHECKS:
+                    found[key] = (
+                        f"no process of its pod carries {render.MARKER}: the runtime did not apply our CDI device"
+                    )
+        self._unmarked = unmarked
+        for key in found.keys() - self.report.unenforced.keys():
+            log.error("a container runs unenforced", key=key, reason=found[key])
+        self.report.unenforced = found
+
+
+def observation(
+    containers: Containers, entries: list[checkpoint.Entry] | None, pod_exists: Callable[[str], bool]
+) -> Observation:
+    """Joins PodResources and the checkpoint's entries, less those whose pod directory is gone."""
+    listed: dict[Shares, Holder] = {}
+    for (namespace, pod, container), by_resource in containers.items():
+        for resource, device_ids in by_resource.items():
+            listed[resource, device_ids] = Holder(namespace, pod, container)
+    if entries is None:
+        return Observation(listed, None)
+    held: dict[Shares, Holder] = {}
+    exists: dict[str, bool] = {}
+    for entry in entries:
+        if entry.pod_uid not in exists:
+            exists[entry.pod_uid] = pod_exists(entry.pod_uid)
+        if exists[entry.pod_uid]:
+            held[entry.resource, entry.device_ids] = Holder("", "", entry.container, entry.pod_uid)
+    return Observation(listed, held)
+
+
+def foreign_holders(containers: Containers, ours: list[str], gpus: set[str]) -> dict[str, str]:
+    """GPUs that other resources' devices name: GPU -> reason (pure)."""
+    mine = set(ours)
+    reasons: dict[str, str] = {}
+    for (namespace, pod, _), by_resource in containers.items():
+        for resource, device_ids in by_resource.items():
+            if resource in mine:
+                continue
+            for identifier in device_ids:
+                uuid = identifier.partition(ids.SEPARATOR)[0]
+                if uuid in gpus:
+                    reasons[uuid] = f"pod {namespace}/{pod} holds it through {resource}"
+    return reasons

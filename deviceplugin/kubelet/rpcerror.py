@@ -1,0 +1,21 @@
+"""gRPC errors as sentences for an operator."""
+
+import os
+
+import grpc
+
+MAX_LENGTH = 300
+
+
+def describe(error: Exception, socket_path: str) -> str:
+    """Why a call on that socket failed, without the layers of gRPC around it; at most MAX_LENGTH characters."""
+    if not os.path.exists(socket_path):
+        return f"{socket_path} is not there: is its process running?"
+    if not isinstance(error, grpc.RpcError) or not callable(getattr(error, "details", None)):
+        return str(error)[:MAX_LENGTH]
+    code, details = error.code(), str(error.details())  # type: ignore[attr-defined]  # grpc.Call, which has no type
+    if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details:
+        return f"{socket_path} refuses connections"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"no answer in time on {socket_path}"
+    return f"{code.name}: {details}"[:MAX_LENGTH]

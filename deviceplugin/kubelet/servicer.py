@@ -1,0 +1,133 @@
+"""The device plugin service of one resource: translate, call the broker, map errors. No decisions."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+
+from deviceplugin import render
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
+from deviceplugin.broker import Broker
+from deviceplugin.ledger import LedgerError
+from deviceplugin.plan.advertise import Advertisement
+from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
+from mpsd.daemon.paths import daemon_dirs
+
+OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
+STREAM_WAIT_S = 60.0
+HEALTH = {True: "Healthy", False: "Unhealthy"}
+STATUS = {
+    RefusalCode.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalCode.NO_ROOM: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RefusalCode.MODE_CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+class DevicePlugin(rpc.DevicePluginServicer):
+    """Serves one resource.
+
+    Args:
+        recheck: looks at the kubelet once more before a refusal.
+        on_stream_end: called when a kubelet's list stream ends while we are not stopping.
+    """
+
+    def __init__(
+        self, resource: str, broker: Broker, recheck: Callable[[], None], on_stream_end: Callable[[], None]
+    ) -> None:
+        self._resource = resource
+        self._broker = broker
+        self._recheck = recheck
+        self._on_stream_end = on_stream_end
+        self._stopping = threading.Event()
+        self._streams_lock = threading.Lock()
+        self.streams = 0
+
+    def stop(self) -> None:
+        """Ends all streams soon; call before the server is stopped, which otherwise waits for them."""
+        self._stopping.set()
+        self._broker.wake_streams()
+
+    def GetDevicePluginOptions(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DevicePluginOptions:  # noqa: N802
+        return OPTIONS
+
+    def ListAndWatch(  # noqa: N802
+        self, request: pb.Empty, context: grpc.ServicerContext
+    ) -> Iterator[pb.ListAndWatchResponse]:
+        ended = threading.Event()
+
+        def on_end() -> None:
+            ended.set()
+            self._broker.wake_streams()
+
+        if not context.add_callback(on_end):
+            return  # the kubelet has gone already
+        with self._streams_lock:
+            self.streams += 1
+        seen = -1
+        try:
+            while not (ended.is_set() or self._stopping.is_set()):
+                published = self._broker.wait_list(
+                    self._resource, seen, STREAM_WAIT_S, lambda: ended.is_set() or self._stopping.is_set()
+                )
+                if published is not None:
+                    seen = published.generation
+                    yield list_message(published.advertisement)
+        finally:
+            with self._streams_lock:
+                self.streams -= 1
+            if not self._stopping.is_set():
+                self._on_stream_end()
+
+    def GetPreferredAllocation(  # noqa: N802
+        self, request: pb.PreferredAllocationRequest, context: grpc.ServicerContext
+    ) -> pb.PreferredAllocationResponse:
+        response = pb.PreferredAllocationResponse()
+        for wish in request.container_requests:
+            chosen = self._broker.preferred(
+                self._resource, wish.available_deviceIDs, wish.must_include_deviceIDs, wish.allocation_size
+            )
+            response.container_responses.add(deviceIDs=chosen)
+        return response
+
+    def Allocate(self, request: pb.AllocateRequest, context: grpc.ServicerContext) -> pb.AllocateResponse:  # noqa: N802
+        response = pb.AllocateResponse()
+        for container in request.container_requests:
+            try:
+                outcome = self._broker.allocate(self._resource, container.devices_ids, self._recheck)
+            except LedgerError as error:
+                context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            if isinstance(outcome, Refusal):
+                context.abort(STATUS[outcome.code], outcome.text)
+            response.container_responses.append(self._answer(outcome))
+        return response
+
+    def PreStartContainer(  # noqa: N802
+        self, request: pb.PreStartContainerRequest, context: grpc.ServicerContext
+    ) -> pb.PreStartContainerResponse:
+        return pb.PreStartContainerResponse()
+
+    def _answer(self, allocation: Allocation) -> pb.ContainerAllocateResponse:
+        answer = render.answer(allocation, daemon_dirs(self._broker.config.mps, allocation.gpus[0]).pipe)
+        return pb.ContainerAllocateResponse(
+            envs=dict(answer.envs),
+            mounts=[pb.Mount(container_path=inside, host_path=host) for inside, host in answer.mounts],
+            annotations=dict(answer.annotations),
+            cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi_devices],
+        )
+
+
+def list_message(advertisement: Advertisement) -> pb.ListAndWatchResponse:
+    """An advertisement on the wire."""
+    return pb.ListAndWatchResponse(
+        devices=[
+            pb.Device(
+                ID=device.id,
+                health=HEALTH[device.healthy],
+                topology=None
+                if device.numa_node is None
+                else pb.TopologyInfo(nodes=[pb.NUMANode(ID=device.numa_node)]),
+            )
+            for device in advertisement.devices
+        ]
+    )

@@ -1,0 +1,231 @@
+"""One resource at the kubelet: serve, register, and do both again whenever the kubelet lost us.
+
+One thread per resource is the only one that starts, stops or registers, so a name is never registered twice at once
+(kubernetes/kubernetes#124716) and the old server is fully closed before the new one registers: the end of an old
+stream would disconnect the new plugin (verified on kubelet 1.36.2). What makes it begin again: a new kubelet.sock, our
+own socket gone or replaced, a list stream that ended, a self-dial that failed. All are looked at.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+
+import grpc
+
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
+from deviceplugin.broker import Broker
+from deviceplugin.kubelet.rpcerror import describe
+from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
+from deviceplugin.kubelet.watch import Identity, socket_identity
+from mpsd.log import get_logger
+
+VERSION = "v1beta1"
+REGISTER_TIMEOUT_S = 12.0
+"""The kubelet dials back within this call, for up to 10 s."""
+RETRY_FIRST_S = 0.05
+RETRY_LAST_S = 5.0
+SELF_DIAL_S = 30.0
+SELF_DIAL_TIMEOUT_S = 5.0
+STOP_GRACE_S = 0.5
+WORKERS = 12
+"""Each open stream keeps one; the rest answer calls."""
+
+log = get_logger("plugin")
+
+
+class SessionState(StrEnum):
+    STARTING = "starting"
+    WAITING = "waiting for the kubelet"
+    REGISTERED = "registered"
+    STOPPED = "stopped"
+
+
+class Session:
+    """Keeps one resource registered until closed.
+
+    Args:
+        socket_name: base name of our socket in `directory`.
+        recheck: see Broker.allocate.
+        on_registered: called after each successful registration.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        directory: str,
+        socket_name: str,
+        broker: Broker,
+        recheck: Callable[[], None],
+        on_registered: Callable[[str], None] = lambda resource: None,
+    ) -> None:
+        self.resource = resource
+        self.state = SessionState.STARTING
+        self.error = ""
+        self.registrations = 0
+        self._socket_name = socket_name
+        self._path = os.path.join(directory, socket_name)
+        self._kubelet_path = os.path.join(directory, "kubelet.sock")
+        self._broker = broker
+        self._recheck = recheck
+        self._on_registered = on_registered
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._stream_ended = threading.Event()
+        self._server: grpc.Server | None = None
+        self._servicer: DevicePlugin | None = None
+        self._own: Identity | None = None
+        self._thread = threading.Thread(target=self._run, name=f"session-{resource}", daemon=True)
+
+    @property
+    def streams(self) -> int:
+        """Open list streams: 1 while a kubelet listens."""
+        return self._servicer.streams if self._servicer else 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hint(self) -> None:
+        """Something may have changed at the kubelet: look now."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stops serving and removes the socket."""
+        self.begin_close()
+        self._thread.join()
+
+    def begin_close(self) -> None:
+        """Starts to close without waiting, so that several sessions close side by side."""
+        self._stop.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        registered_with: Identity | None = None
+        last_kubelet: Identity | None = None
+        retry_s, not_before_s = RETRY_FIRST_S, 0.0
+        dial_at_s = time.monotonic() + SELF_DIAL_S
+        while not self._stop.is_set():
+            kubelet = socket_identity(self._kubelet_path)
+            if kubelet != last_kubelet:  # a new kubelet owes us no patience
+                last_kubelet, retry_s, not_before_s = kubelet, RETRY_FIRST_S, 0.0
+            now_s = time.monotonic()
+            reason = self._why_again(registered_with, kubelet)
+            if not reason and now_s >= dial_at_s:
+                reason = self._self_dial()
+                dial_at_s = now_s + SELF_DIAL_S
+            if reason and now_s >= not_before_s:
+                before = registered_with
+                registered_with = self._begin_again(reason, kubelet)
+                # Also after a success: a kubelet that takes us and drops us again must not be asked in a tight loop.
+                not_before_s = time.monotonic() + retry_s
+                retry_s = min(retry_s * 2, RETRY_LAST_S)
+                if registered_with is not None:
+                    dial_at_s = time.monotonic() + SELF_DIAL_S
+                    if registered_with != before:
+                        continue
+            elif not reason and now_s >= not_before_s + RETRY_LAST_S:
+                retry_s = RETRY_FIRST_S
+            until_s = not_before_s if reason or registered_with is None else dial_at_s
+            self._wake.wait(max(0.01, until_s - time.monotonic()))
+            self._wake.clear()
+        self._stop_server()
+        self.state = SessionState.STOPPED
+
+    def _why_again(self, registered_with: Identity | None, kubelet: Identity | None) -> str:
+        if self._server is None:
+            return "starting"
+        if self._own is None or socket_identity(self._path) != self._own:
+            return "our socket is gone"
+        if registered_with is None:
+            return "not registered"
+        if kubelet is not None and kubelet != registered_with:
+            return "the kubelet's socket is new"
+        if self._stream_ended.is_set():
+            return "the kubelet ended its list stream"
+        return ""
+
+    def _begin_again(self, reason: str, kubelet: Identity | None) -> Identity | None:
+        """Serves on a fresh socket if need be and registers. The identity of the kubelet we are registered with."""
+        try:
+            if reason != "not registered":
+                self._stop_server()
+                self._start_server()
+            if kubelet is None:
+                self._note(SessionState.WAITING, "kubelet.sock is not there")
+                return None
+            self._register()
+        except (OSError, RuntimeError, grpc.RpcError) as error:
+            self._note(SessionState.WAITING, describe(error, self._kubelet_path))
+            return None
+        self.registrations += 1
+        self._note(SessionState.REGISTERED, "", reason)
+        self._on_registered(self.resource)
+        return kubelet
+
+    def _start_server(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self._stream_ended.clear()
+        servicer = DevicePlugin(self.resource, self._broker, self._recheck, self._on_stream_end)
+        server = grpc.server(
+            ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix=f"rpc-{self._socket_name}"),
+            options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 * 1024 * 1024)),
+        )
+        rpc.add_DevicePluginServicer_to_server(servicer, server)
+        server.add_insecure_port(f"unix:{self._path}")
+        server.start()
+        os.chmod(self._path, 0o600)
+        self._server, self._servicer = server, servicer
+        self._own = socket_identity(self._path)
+
+    def _stop_server(self) -> None:
+        server, servicer = self._server, self._servicer
+        self._server = self._servicer = None
+        if servicer is not None:
+            servicer.stop()
+        if server is not None:
+            server.stop(STOP_GRACE_S).wait()
+        if self._own is not None and socket_identity(self._path) == self._own:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        self._own = None
+
+    def _register(self) -> None:
+        with _channel(self._kubelet_path) as channel:
+            rpc.RegistrationStub(channel).Register(
+                pb.RegisterRequest(
+                    version=VERSION, endpoint=self._socket_name, resource_name=self.resource, options=OPTIONS
+                ),
+                timeout=REGISTER_TIMEOUT_S,
+            )
+
+    def _self_dial(self) -> str:
+        """Asks ourselves, as a kubelet would: nobody else notices a server that hangs."""
+        try:
+            with _channel(self._path) as channel:
+                rpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=SELF_DIAL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            return f"our own server does not answer: {describe(error, self._path)}"
+        return ""
+
+    def _on_stream_end(self) -> None:
+        self._stream_ended.set()
+        self._wake.set()
+
+    def _note(self, state: SessionState, error: str, reason: str = "") -> None:
+        if (state, error) != (self.state, self.error) or reason:
+            if state is SessionState.REGISTERED:
+                log.info("registered", resource=self.resource, reason=reason)
+            else:
+                log.warning("not registered", resource=self.resource, error=error)
+        self.state, self.error = state, error
+
+
+def _channel(path: str) -> grpc.Channel:
+    return grpc.insecure_channel(
+        f"unix:{path}", options=(("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
+    )

@@ -1,0 +1,73 @@
+"""Durable records of allocations: one small file each, replaced atomically, so one Allocate costs one durable write.
+
+The ledger holds only what the kubelet does not know: the plan. What the kubelet holds is asked from the kubelet.
+"""
+
+import contextlib
+import os
+
+import msgspec
+
+from cdi.atomic import DurableDirectory
+from deviceplugin.plan.model import Allocation
+from mpsd.errors import TransientError
+
+SUFFIX = ".json"
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Allocation)
+
+
+class LedgerError(TransientError):
+    """A record can't be written or removed (disk full, read-only ...)."""
+
+
+class Ledger:
+    """The record files under one directory (created 0700). One writer; see the process lock."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        try:
+            self._files = DurableDirectory(directory, mode=0o700, file_mode=0o600)
+        except OSError as error:
+            raise LedgerError(f"cannot open the ledger {directory}: {error.strerror or error}") from error
+
+    def load(self) -> tuple[list[Allocation], list[str]]:
+        """All records, oldest first, and a sentence for each file that can't be read; those are set aside, not lost."""
+        allocations, problems = [], []
+        self._files.collect_temp_files()
+        for name in self._files.names():
+            if not name.endswith(SUFFIX):
+                continue
+            path = os.path.join(self.directory, name)
+            try:
+                allocation = _decoder.decode(self._files.read(name) or b"")
+            except (msgspec.MsgspecError, ValueError, OSError) as error:
+                aside = path + ".unreadable"
+                with contextlib.suppress(OSError):
+                    os.replace(path, aside)
+                problems.append(f"cannot read the allocation record {path}: {error}; it is kept as {aside}")
+                continue
+            if allocation.key + SUFFIX != name:
+                problems.append(f"cannot use the allocation record {path}: it holds key {allocation.key}")
+                continue
+            allocations.append(allocation)
+        return sorted(allocations, key=lambda allocation: allocation.generation), problems
+
+    def put(self, allocation: Allocation) -> None:
+        """Records an allocation durably. Raises LedgerError; then nothing is recorded."""
+        try:
+            self._files.put(allocation.key + SUFFIX, _encoder.encode(allocation))
+        except OSError as error:
+            raise LedgerError(f"cannot record the allocation in {self.directory}: {error.strerror or error}") from error
+
+    def remove(self, key: str) -> None:
+        """Forgets an allocation; a missing record is no error. Raises LedgerError."""
+        try:
+            self._files.remove(key + SUFFIX)
+        except OSError as error:
+            raise LedgerError(
+                f"cannot remove the record {key} in {self.directory}: {error.strerror or error}"
+            ) from error
+
+    def close(self) -> None:
+        self._files.close()

@@ -1,0 +1,124 @@
+"""Who holds what on this node: the sums that every decision rests on (pure state, no I/O).
+
+Shares are counted once however many allocations name them: a kubelet gives an init container's IDs to later containers
+of the pod again, alone or among more.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from deviceplugin import ids
+from deviceplugin.plan.model import Allocation
+from mpsd.gpu.model import Mode
+
+
+class Accounts:
+    """All live allocations, indexed by key, by share and by GPU. Owned by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Allocation] = {}
+        self._by_share: dict[tuple[str, str], list[Allocation]] = {}
+        self._by_gpu: dict[str, dict[str, Allocation]] = {}
+        self._granted_bytes: dict[str, int] = {}
+        self._vacated: set[str] = set()
+
+    def __iter__(self) -> Iterator[Allocation]:
+        return iter(self._by_key.values())
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+    def get(self, key: str) -> Allocation | None:
+        """The allocation of that key, None when it is not live."""
+        return self._by_key.get(key)
+
+    def add(self, allocation: Allocation) -> None:
+        """Takes an allocation in. Its key must be new."""
+        if allocation.key in self._by_key:
+            raise ValueError(f"allocation {allocation.key} is already in the accounts")
+        self._by_key[allocation.key] = allocation
+        for share in allocation.device_ids:
+            holders = self._by_share.setdefault((allocation.resource, share), [])
+            before = _held_bytes(holders)
+            holders.append(allocation)
+            self._change(allocation.gpus, _held_bytes(holders) - before)
+        for gpu in allocation.gpus:
+            self._by_gpu.setdefault(gpu, {})[allocation.key] = allocation
+
+    def remove(self, key: str) -> None:
+        """Lets an allocation go; unknown keys are no error."""
+        allocation = self._by_key.pop(key, None)
+        if allocation is None:
+            return
+        self._vacated.discard(key)
+        for share in allocation.device_ids:
+            holders = self._by_share[allocation.resource, share]
+            before = _held_bytes(holders)
+            holders.remove(allocation)
+            self._change(allocation.gpus, _held_bytes(holders) - before)
+            if not holders:
+                del self._by_share[allocation.resource, share]
+        for gpu in allocation.gpus:
+            del self._by_gpu[gpu][key]
+
+    def set_vacated(self, keys: set[str]) -> bool:
+        """Marks the allocations that the kubelet no longer holds. Their memory still counts; their shares may turn
+        Unhealthy. True when the marks changed."""
+        vacated = keys & self._by_key.keys()
+        changed = vacated != self._vacated
+        self._vacated = vacated
+        return changed
+
+    def is_vacated(self, key: str) -> bool:
+        return key in self._vacated
+
+    def on_gpu(self, gpu: str) -> Mapping[str, Allocation]:
+        """Allocations on one GPU by key."""
+        return self._by_gpu.get(gpu, {})
+
+    def granted_bytes(self, gpu: str) -> int:
+        """Sum of the requests of all held shares on the GPU."""
+        return self._granted_bytes.get(gpu, 0)
+
+    def mode(self, gpu: str) -> Mode | None:
+        """The mode the GPU is bound to; None when no allocation is on it."""
+        return next((allocation.mode for allocation in self.on_gpu(gpu).values()), None)
+
+    def share_bytes(self, resource: str, share: str) -> int:
+        """What a share counts now, 0 when it is free."""
+        return _held_bytes(self._by_share.get((resource, share), ()))
+
+    def newest(self, resource: str, device_ids: tuple[str, ...]) -> Allocation | None:
+        """The newest live allocation of exactly these shares."""
+        holders = self._by_share.get((resource, device_ids[0]), []) if device_ids else []
+        same = [a for a in holders if a.device_ids == device_ids]
+        return max(same, key=lambda a: a.generation, default=None)
+
+    def held_shares(self, resource: str) -> dict[str, bool]:
+        """All shares of the resource that count: share -> whether the kubelet still holds it."""
+        held: dict[str, bool] = {}
+        for allocation in self._by_key.values():
+            if allocation.resource == resource:
+                at_kubelet = allocation.key not in self._vacated
+                for share in allocation.device_ids:
+                    held[share] = held.get(share, False) or at_kubelet
+        return held
+
+    def resources(self) -> set[str]:
+        """Names of the resources with live allocations."""
+        return {allocation.resource for allocation in self._by_key.values()}
+
+    def _change(self, gpus: tuple[str, ...], delta_bytes: int) -> None:
+        for gpu in gpus:
+            self._granted_bytes[gpu] = self._granted_bytes.get(gpu, 0) + delta_bytes
+
+
+def _held_bytes(holders: "list[Allocation] | tuple[()]") -> int:
+    return max((allocation.share_bytes for allocation in holders), default=0)
+
+
+def gpus_of(device_ids: tuple[str, ...]) -> tuple[str, ...]:
+    """The GPUs that IDs name, each once, in the order they first appear. Raises ProtocolError for a foreign ID."""
+    return tuple(dict.fromkeys(ids.gpu_of(identifier) for identifier in device_ids))

@@ -1,0 +1,143 @@
+"""Which devices a resource lists now and which of them are Healthy (pure).
+
+Listed IDs are fixed; health moves. A share that the kubelet holds is Unhealthy only when its GPU is lost: an in-use
+Unhealthy share kills running pods at the next kubelet restart (verified on kubelet 1.36.2).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from deviceplugin import ids
+from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.model import GpuView, NodeView, ResourceView
+from mpsd.config.model import UnitMemory
+from mpsd.gpu.model import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One entry of a list: as the kubelet's Device message."""
+
+    id: str
+    healthy: bool
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advertisement:
+    """What a resource lists. `reason` says why nothing more can be had, empty while something can.
+
+    `gpu_reasons` says the same per GPU; `offer` is the GPU whose free units are on offer (unit resources only).
+    """
+
+    devices: tuple[Device, ...]
+    reason: str = ""
+    gpu_reasons: tuple[tuple[str, str], ...] = ()
+    offer: str | None = None
+
+    @property
+    def healthy(self) -> int:
+        return sum(device.healthy for device in self.devices)
+
+
+def advertise(view: ResourceView, node: NodeView, accounts: Accounts, offer: str | None = None) -> Advertisement:
+    """The list of one resource.
+
+    Args:
+        offer: for a unit resource, the GPU on offer before; it is kept while the caller wants the offer to rest
+            (None: take the GPU with most free units). A pod's later containers must find the units of the GPU its
+            earlier ones got.
+    """
+    held = accounts.held_shares(view.name)
+    held_by_gpu: dict[str, list[str]] = {}
+    for share in held:
+        held_by_gpu.setdefault(ids.gpu_of(share), []).append(share)
+    fits = {uuid: free_fit(view, node.gpus[uuid], node, accounts) for uuid in view.device_ids if uuid in node.gpus}
+    room = {uuid: _available(view, uuid, count, held) for uuid, (count, _) in fits.items()}
+    unit = isinstance(view.resource.memory, UnitMemory)
+    if unit and (offer is None or not room.get(offer)):
+        offer = max(room, key=lambda uuid: room[uuid], default=None)
+    devices: list[Device] = []
+    for uuid in dict.fromkeys((*view.device_ids, *held_by_gpu)):
+        gpu = node.gpus.get(uuid)
+        offered = not unit or uuid == offer
+        free = room.get(uuid, 0) if offered else 0
+        devices.extend(_gpu_devices(view, uuid, gpu, held, held_by_gpu.get(uuid, []), free, offered))
+    reasons = tuple((uuid, reason) for uuid, (_, reason) in fits.items() if reason) + tuple(view.unfit.items())
+    reason = view.closed
+    if not reason and not any(room.values()):
+        reason = reasons[0][1] if reasons else "all of its shares are taken"
+    return Advertisement(tuple(devices), reason, reasons, offer if unit else None)
+
+
+def free_fit(view: ResourceView, gpu: GpuView, node: NodeView, accounts: Accounts) -> tuple[int, str]:
+    """How many more shares the GPU has memory and clients for; with 0 comes the reason."""
+    mode = view.resource.mode
+    if reason := _takes_nothing(view, gpu):
+        return 0, reason
+    bound = accounts.mode(gpu.uuid)
+    if bound is not None and bound is not mode:
+        return 0, f"it is bound to {bound} by {_count(len(accounts.on_gpu(gpu.uuid)), 'allocation')}"
+    size = view.sizes.get(gpu.uuid)
+    if size is None:
+        return 0, view.unfit.get(gpu.uuid, "it is not open to this resource")
+    clients = client_room(mode, gpu.uuid, node, accounts)
+    if clients <= 0:
+        return 0, f"its {node.client_limit} MPS clients are taken"
+    free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
+    count = max(0, free_bytes // size.request_bytes)
+    if count == 0:
+        state = "over-committed" if free_bytes < 0 else "its memory is taken by other shares"
+        return 0, f"{state}: {max(0, free_bytes) >> 20} MiB of {gpu.usable_bytes >> 20} MiB free"
+    # One container may take any number of units, but each fixed share is a client of its own.
+    return (count if isinstance(view.resource.memory, UnitMemory) else min(count, clients)), ""
+
+
+def client_room(mode: Mode, uuid: str, node: NodeView, accounts: Accounts) -> int:
+    """How many more containers the GPU takes. The MPS client cap counts allocations over all resources."""
+    if mode is not Mode.SM_SHARING:
+        return node.client_limit
+    return node.client_limit - len(accounts.on_gpu(uuid))
+
+
+def _available(view: ResourceView, uuid: str, fit: int, held: Mapping[str, bool]) -> int:
+    """How many free listed shares can be Healthy; those only waiting for release count as free."""
+    if fit == 0:
+        return 0
+    return min(fit, sum(1 for identifier in view.device_ids[uuid] if identifier not in held))
+
+
+def _gpu_devices(
+    view: ResourceView,
+    uuid: str,
+    gpu: GpuView | None,
+    held: Mapping[str, bool],
+    held_here: list[str],
+    free: int,
+    offered: bool,
+) -> Iterator[Device]:
+    """The devices of one GPU in slot order, then held ones that the config no longer lists."""
+    numa = None if isinstance(view.resource.memory, UnitMemory) or gpu is None else gpu.numa_node
+    lost = gpu is not None and bool(gpu.lost)
+    # A share whose pod is gone, but which we still count, may be taken again unless the GPU takes nothing new.
+    vacated_healthy = offered and gpu is not None and not _takes_nothing(view, gpu)
+    for identifier in view.device_ids.get(uuid, ()):
+        at_kubelet = held.get(identifier)
+        if at_kubelet is None:
+            healthy = free > 0
+            free -= healthy
+        else:
+            healthy = not lost and (at_kubelet or vacated_healthy)
+        yield Device(identifier, healthy, numa)
+    extra = [share for share in held_here if share not in view.gpu_of]
+    for identifier in sorted(extra, key=ids.slot_of):
+        yield Device(identifier, not lost and held[identifier], numa)
+
+
+def _takes_nothing(view: ResourceView, gpu: GpuView) -> str:
+    waiting = gpu.daemon_waiting if view.resource.mode is Mode.SM_SHARING else ""
+    return view.closed or gpu.lost or gpu.blocked or gpu.waiting or waiting
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

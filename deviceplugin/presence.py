@@ -1,0 +1,125 @@
+"""Is an allocation still held? Judged from what the kubelet shows (pure; the caller brings times and observations).
+
+An allocation may go when, for long enough, PodResources does not show it and no entry of the kubelet's checkpoint whose
+pod directory exists names it. PodResources omits plain init containers, which is why the checkpoint has a say; the
+checkpoint keeps stale entries, which is why the pod directory has one (both verified on kubelet 1.36.2).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deviceplugin.plan.model import Allocation
+
+ABSENT_S = 15.0
+"""How long an allocation must be absent before it is released."""
+ABSENT_AFTER_RESTART_S = 60.0
+"""The same, counted from a kubelet restart: a new kubelet shows pods late."""
+
+Shares = tuple[str, tuple[str, ...]]
+"""Resource and sorted device IDs of one container."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A container that holds shares. `pod_uid` is known from the checkpoint only."""
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a kubelet shows at one moment.
+
+    `listed`: PodResources, one entry per container and resource. `checkpointed`: entries of the checkpoint whose pod
+    directory exists, or None where the checkpoint can't be read: then nothing absent is believed gone while another
+    container's shares overlap it.
+    """
+
+    listed: dict[Shares, Holder]
+    checkpointed: dict[Shares, Holder] | None
+
+
+class Presence:
+    """Since when each allocation is absent, and who holds it. State of one owner; times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._absent_since_s: dict[str, float] = {}
+        self._seen: set[str] = set()
+        self._holders: dict[str, Holder] = {}
+        self._checkpoint_only: set[str] = set()
+        self._kubelet_restart_s: float | None = None
+
+    def kubelet_restarted(self, now_s: float) -> None:
+        """All absences are counted anew, with the longer grace."""
+        self._kubelet_restart_s = now_s
+        self._absent_since_s = dict.fromkeys(self._absent_since_s, now_s)
+
+    def observe(self, allocations: Iterable[Allocation], seen: Observation, now_s: float) -> None:
+        """Takes in one observation."""
+        newest: dict[Shares, Allocation] = {}
+        everything = list(allocations)
+        for allocation in everything:
+            shares = (allocation.resource, allocation.device_ids)
+            if shares not in newest or newest[shares].generation < allocation.generation:
+                newest[shares] = allocation
+        live = {allocation.key for allocation in everything}
+        for gone in self._absent_since_s.keys() - live:
+            del self._absent_since_s[gone]
+        self._seen &= live
+        self._holders = {}
+        self._checkpoint_only = set()
+        for allocation in everything:
+            shares = (allocation.resource, allocation.device_ids)
+            holder = _holder(shares, seen)
+            superseded = newest[shares].key != allocation.key
+            if holder is not None and not superseded:
+                self._holders[allocation.key] = holder
+                self._seen.add(allocation.key)
+                if shares not in seen.listed:
+                    self._checkpoint_only.add(allocation.key)
+                self._absent_since_s.pop(allocation.key, None)
+            elif holder is None and seen.checkpointed is None and _overlaps(shares, seen):
+                self._absent_since_s.pop(allocation.key, None)
+            else:
+                self._absent_since_s.setdefault(allocation.key, now_s)
+
+    def holder(self, key: str) -> Holder | None:
+        """Who held the allocation at the last observation."""
+        return self._holders.get(key)
+
+    def checkpoint_only(self) -> set[str]:
+        """Allocations that only the kubelet's checkpoint shows: of plain init containers, or stale."""
+        return self._checkpoint_only
+
+    def vacated(self) -> set[str]:
+        """Allocations that a kubelet held once and no longer does. One never seen may still be on its way."""
+        return set(self._absent_since_s) & self._seen
+
+    def releasable(self, now_s: float, *, pressed: bool = False) -> set[str]:
+        """Allocations that may go, as far as the kubelet is concerned.
+
+        Args:
+            pressed: a request is about to be refused: what was seen and is gone need not wait out the grace.
+        """
+        restarting = self._kubelet_restart_s is not None and now_s - self._kubelet_restart_s < ABSENT_AFTER_RESTART_S
+        if restarting:
+            return set()
+        gone = {key for key, since_s in self._absent_since_s.items() if now_s - since_s >= ABSENT_S}
+        return gone | self.vacated() if pressed else gone
+
+
+def _holder(shares: Shares, seen: Observation) -> Holder | None:
+    listed = seen.listed.get(shares)
+    checkpointed = seen.checkpointed.get(shares) if seen.checkpointed is not None else None
+    if listed is None or checkpointed is None:
+        return listed or checkpointed
+    return Holder(listed.namespace, listed.pod, listed.container, checkpointed.pod_uid)
+
+
+def _overlaps(shares: Shares, seen: Observation) -> bool:
+    resource, device_ids = shares
+    mine = set(device_ids)
+    return any(other == resource and mine & set(theirs) for other, theirs in seen.listed)

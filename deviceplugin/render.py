@@ -1,0 +1,98 @@
+"""An allocation -> the CDI spec of its container and the kubelet's Allocate answer as plain values (pure).
+
+Limits travel in CDI containerEdits, which a pod spec can't override; `delivery: both` repeats them in the answer.
+"""
+
+from dataclasses import dataclass
+
+from cdi.model import ContainerEdits, Device, Mount, Spec
+from deviceplugin.plan.model import Allocation
+from mpsd.config.model import Delivery
+from mpsd.gpu.model import MIB, Mode
+
+VENDOR = "gpufrac.dev"
+CLASS = "allocation"
+KIND = f"{VENDOR}/{CLASS}"
+MARKER = "GPUFRAC_ALLOCATION"
+
+CONTAINER_PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108
+"""Where a CUDA client looks for the daemon when it has lost its environment (MPS protocol 2 default)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What Allocate returns for one container."""
+
+    cdi_devices: tuple[str, ...]
+    envs: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[tuple[str, str], ...] = ()
+    """(container path, host path)"""
+    annotations: tuple[tuple[str, str], ...] = ()
+
+
+def device_name(key: str) -> str:
+    """The CDI device of an allocation. The prefix keeps it legal in specs below 0.5.0, where no digit may lead."""
+    return f"s{key}"
+
+
+def spec(allocation: Allocation, pipe_directory: str) -> Spec:
+    """The CDI file of one allocation; `pipe_directory` is the daemon's, on the host."""
+    edits = ContainerEdits(
+        env=tuple(f"{name}={value}" for name, value in environment(allocation)),
+        mounts=tuple(
+            Mount(host_path=host, container_path=container, options=("rbind", "rw", "nosuid", "nodev"))
+            for container, host in mounts(allocation, pipe_directory)
+        ),
+    )
+    return Spec(kind=KIND, devices=(Device(name=device_name(allocation.key), container_edits=edits),))
+
+
+def environment(allocation: Allocation) -> tuple[tuple[str, str], ...]:
+    """The container's environment, in a fixed order."""
+    visible = "void" if allocation.gpu_kind else ",".join(allocation.gpus)
+    fraction = allocation.limit_bytes / allocation.memory_total_bytes if allocation.memory_total_bytes else 0.0
+    pairs = [
+        ("NVIDIA_VISIBLE_DEVICES", visible),
+        (MARKER, allocation.key),
+        ("GPUFRAC_MEMORY_REQUEST_BYTES", str(allocation.request_bytes)),
+        ("GPUFRAC_MEMORY_LIMIT_BYTES", str(allocation.limit_bytes)),
+        ("GPUFRAC_MEMORY_FRACTION", f"{int(fraction * 10_000) / 10_000:.4f}"),
+        ("GPUFRAC_COMPUTE_MODE", str(allocation.mode)),
+        ("GPUFRAC_ENFORCEMENT", str(allocation.enforcement)),
+    ]
+    if allocation.mode is Mode.SM_SHARING:
+        pairs.append(("CUDA_MPS_PIPE_DIRECTORY", CONTAINER_PIPE_DIRECTORY))
+        if len(allocation.gpus) == 1:
+            # Keyed by the ordinal as the container sees it. On several GPUs a rank that narrows CUDA_VISIBLE_DEVICES
+            # would drop every limit, so there the daemon's default holds.
+            pairs.append(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", f"0={allocation.limit_bytes // MIB}M"))
+        if allocation.thread_percent is not None:
+            pairs.append(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(allocation.thread_percent)))
+    return tuple(pairs)
+
+
+def mounts(allocation: Allocation, pipe_directory: str) -> tuple[tuple[str, str], ...]:
+    """(container path, host path) pairs: the daemon's pipe directory where a daemon is used."""
+    if allocation.mode is not Mode.SM_SHARING:
+        return ()
+    return ((CONTAINER_PIPE_DIRECTORY, pipe_directory),)
+
+
+def answer(allocation: Allocation, pipe_directory: str) -> Answer:
+    """What the kubelet caches and replays for the pod's whole life: names that stay valid until the release."""
+    names = tuple(f"{allocation.gpu_kind}={uuid}" for uuid in allocation.gpus) if allocation.gpu_kind else ()
+    names = (*names, f"{KIND}={device_name(allocation.key)}")
+    annotations = ((f"{VENDOR}/{CLASS}", allocation.key),)
+    if allocation.delivery is Delivery.CDI:
+        return Answer(names, annotations=annotations)
+    # A runtime that ignores CDI still needs the GPUs by name.
+    envs = tuple(
+        (k, ",".join(allocation.gpus) if k == "NVIDIA_VISIBLE_DEVICES" else v) for k, v in environment(allocation)
+    )
+    return Answer(names, envs, mounts(allocation, pipe_directory), annotations)
+
+
+def key_of_device(qualified_name: str) -> str | None:
+    """The allocation key in one of our qualified device names, None for other names."""
+    kind, _, name = qualified_name.partition("=")
+    return name[1:] if kind == KIND and len(name) == 21 and name.startswith("s") else None

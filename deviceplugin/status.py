@@ -1,0 +1,207 @@
+"""What the plugin shows on its local socket: wire values, and how they are made from the broker's picture (pure)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from deviceplugin.broker import Inspection, start_objection
+from deviceplugin.keeper import Report
+from deviceplugin.plan.model import Allocation
+from deviceplugin.presence import Holder
+from mpsd.config.model import Enforcement
+
+RENAME = "camel"
+
+
+class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """One allocation. `state`: attached (its container may start or runs), waiting (not yet; see reason), leaving (its
+    pod is gone). `enforcement` is what holds for the container as found, not as planned."""
+
+    key: str
+    resource: str
+    device_ids: tuple[str, ...] = msgspec.field(name="deviceIDs")
+    gpus: tuple[str, ...]
+    request_bytes: int
+    limit_bytes: int
+    mode: str
+    enforcement: str
+    thread_percent: int | None
+    namespace: str
+    pod: str
+    container: str
+    state: str
+    reason: str
+    created_unix_s: float
+    adopted: bool
+
+
+class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """One resource: what is listed, what can still be had, and why not more. `reasons`: GPU UUID -> reason."""
+
+    name: str
+    mode: str
+    enforcement: str
+    minimum: str
+    registration: str
+    registration_error: str
+    listed: int
+    healthy: int
+    held: int
+    reason: str
+    reasons: dict[str, str]
+
+
+class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """What is granted on one GPU. Negative `free_bytes`: over-committed."""
+
+    uuid: str
+    index: int
+    usable_bytes: int
+    granted_bytes: int
+    free_bytes: int
+    allocations: int
+    mode: str | None
+    reason: str
+
+
+class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """The plugin process as a whole; every error is empty when there is none."""
+
+    pid: int
+    started_unix_s: float
+    mpsd_error: str
+    kubelet_error: str
+    checkpoint_error: str
+    cdi_error: str
+    config_error: str
+    config_restart_needed: str
+    gpu_devices: str
+    gpu_devices_reason: str
+    problems: tuple[str, ...]
+    gpus: tuple[GpuAccount, ...]
+    resources: tuple[ResourceStatus, ...]
+    allocations: tuple[AllocationStatus, ...]
+
+
+class Registration(Protocol):
+    """What status needs of a session."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def error(self) -> str: ...
+
+
+def allocation_status(allocation: Allocation, inspection: Inspection, report: Report) -> AllocationStatus:
+    """One allocation as the operator sees it."""
+    holder = inspection.holders.get(allocation.key)
+    holder = holder if isinstance(holder, Holder) else Holder()
+    gpus = {status.info.uuid: status for status in inspection.gpus}
+    unenforced = report.unenforced.get(allocation.key, "")
+    if allocation.key in inspection.vacated:
+        state = "leaving"
+        reason = report.release_blocked.get(allocation.key, "its pod is gone; it is released after a short grace")
+    elif allocation.key in report.published:
+        state, reason = "attached", unenforced
+    else:
+        state = "waiting"
+        reason = inspection.absence or start_objection(allocation, gpus.get(allocation.gpus[0])) or report.spec_error
+    return AllocationStatus(
+        key=allocation.key,
+        resource=allocation.resource,
+        device_ids=allocation.device_ids,
+        gpus=allocation.gpus,
+        request_bytes=allocation.request_bytes,
+        limit_bytes=allocation.limit_bytes,
+        mode=allocation.mode,
+        enforcement=Enforcement.NONE if unenforced else allocation.enforcement,
+        thread_percent=allocation.thread_percent,
+        namespace=holder.namespace,
+        pod=holder.pod,
+        container=holder.container,
+        state=state,
+        reason=reason,
+        created_unix_s=allocation.created_unix_s,
+        adopted=allocation.adopted,
+    )
+
+
+def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registration]) -> tuple[ResourceStatus, ...]:
+    """All resources in their configured order."""
+    held: dict[str, set[str]] = {}
+    for allocation in inspection.allocations:
+        held.setdefault(allocation.resource, set()).update(allocation.device_ids)
+    rows = []
+    for name, view in inspection.view.resources.items():
+        published = inspection.lists.get(name)
+        advertisement = published.advertisement if published else None
+        session = sessions.get(name)
+        rows.append(
+            ResourceStatus(
+                name=name,
+                mode=view.resource.mode,
+                enforcement=view.enforcement,
+                minimum=view.resource.enforcement,
+                registration=session.state if session else "starting",
+                registration_error=session.error if session else "",
+                listed=len(advertisement.devices) if advertisement else 0,
+                healthy=advertisement.healthy if advertisement else 0,
+                held=len(held.get(name, ())),
+                reason=advertisement.reason if advertisement else view.closed,
+                reasons=dict(advertisement.gpu_reasons) if advertisement else {},
+            )
+        )
+    return tuple(rows)
+
+
+def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
+    """All GPUs by index."""
+    rows = []
+    for gpu in inspection.view.gpus.values():
+        granted, mode, count = inspection.held[gpu.uuid]
+        over = "over-committed: it takes nothing new until it fits" if granted > gpu.usable_bytes else ""
+        rows.append(
+            GpuAccount(
+                uuid=gpu.uuid,
+                index=gpu.index,
+                usable_bytes=gpu.usable_bytes,
+                granted_bytes=granted,
+                free_bytes=gpu.usable_bytes - granted,
+                allocations=count,
+                mode=mode,
+                reason=gpu.lost or gpu.blocked or gpu.waiting or over or gpu.daemon_waiting,
+            )
+        )
+    return tuple(rows)
+
+
+def plugin_status(
+    inspection: Inspection,
+    report: Report,
+    sessions: Mapping[str, Registration],
+    *,
+    pid: int,
+    started_unix_s: float,
+    config_error: str,
+    config_restart_needed: str,
+    gpu_devices_reason: str,
+    problems: Iterable[str],
+) -> PluginStatus:
+    """Everything `gpufrac status` asks of the plugin, from one consistent picture."""
+    return PluginStatus(
+        pid=pid,
+        started_unix_s=started_unix_s,
+        mpsd_error=inspection.absence,
+        kubelet_error=report.kubelet_error,
+        checkpoint_error=report.checkpoint_error,
+        cdi_error=report.spec_error,
+        config_error=config_error,
+        config_restart_needed=config_restart_needed,
+        gpu_devices=f"cdi ({inspection.gpu_kind})" if inspection.gpu_kind else "envvar",
+        gpu_devices_reason=gpu_devices_reason,
+        problems=tuple(problems),
+        gpus=gpu_accounts(inspection),
+        resources=resource_statuses(inspection, sessions),
+        allocations=tuple(allocation_status(a, inspection, report) for a in inspection.allocations),
+    )

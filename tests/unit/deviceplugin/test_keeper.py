@@ -1,0 +1,379 @@
+"""The world made to match the broker, with every neighbour faked."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from cdi.errors import CdiError, SpecFileError
+from cdi.model import Spec
+from cdi.writer import Applied
+from deviceplugin.broker import DAEMON_GRACE_S, Broker
+from deviceplugin.ids import device_id
+from deviceplugin.keeper import Keeper, foreign_holders
+from deviceplugin.kubelet.podresources import Containers, PodResourcesError
+from deviceplugin.ledger import Ledger
+from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.presence import ABSENT_S
+from mpsd.errors import NotReachableError
+from mpsd.gpu.model import Mode
+from mpsd.snapshot import DaemonState, DaemonStatus, Desired, GpuClient
+from tests.builders import config, fixed, info, ready, resource, snapshot, status, units, uuid
+
+SHARE = device_id(uuid(0), 0)
+CONFIG = config(resource("a", fixed(8)), resource("b", fixed(40)), resource("u", units()))
+
+
+class FakeSpecs:
+    """A CDI directory in memory that can be full."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Spec] = {}
+        self.full = False
+
+    def put(self, identifier: str, spec: Spec) -> bool:
+        if self.full:
+            raise SpecFileError("write", identifier, "No space left on device")
+        self.files[identifier] = spec
+        return True
+
+    def remove(self, identifier: str) -> bool:
+        return self.files.pop(identifier, None) is not None
+
+    def apply(self, desired: Mapping[str, Spec]) -> Applied:
+        errors: dict[str, CdiError] = {}
+        self.files = {key: spec for key, spec in self.files.items() if key in desired}
+        for identifier, spec in desired.items():
+            try:
+                self.put(identifier, spec)
+            except CdiError as error:
+                errors[identifier] = error
+        return Applied(errors=errors)
+
+
+class FakeMpsd:
+    def __init__(self) -> None:
+        self.desired: list[Desired] = []
+        self.on_gpu: dict[str, tuple[GpuClient, ...]] = {}
+        self.down = False
+
+    def apply(self, desired: Desired) -> None:
+        if self.down:
+            raise NotReachableError("cannot reach mpsd")
+        self.desired.append(desired)
+
+    def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, tuple[GpuClient, ...]]:
+        if self.down:
+            raise NotReachableError("cannot reach mpsd")
+        return {gpu: self.on_gpu.get(gpu, ()) for gpu in uuids}
+
+
+class FakeKubelet:
+    def __init__(self) -> None:
+        self.containers: Containers = {}
+        self.down = False
+
+    def list(self) -> Containers:
+        if self.down:
+            raise PodResourcesError("cannot list pod resources: connection refused")
+        return dict(self.containers)
+
+
+class World:
+    """A keeper with fakes around it and a clock that is set by hand."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now_s = 100.0
+        self.root = directory / "kubelet"
+        (self.root / "device-plugins").mkdir(parents=True)
+        (self.root / "pods").mkdir()
+        self.write_checkpoint([])
+        self.ledger = Ledger(str(directory / "ledger"))
+        self.broker = Broker(CONFIG, self.ledger, monotonic=lambda: self.now_s)
+        self.specs, self.mpsd, self.kubelet = FakeSpecs(), FakeMpsd(), FakeKubelet()
+        self.processes: dict[str, list[tuple[str, str | None]]] = {}
+        self.keeper = Keeper(
+            self.broker,
+            self.specs,
+            self.mpsd,
+            self.kubelet,
+            kubelet_root=str(self.root),
+            pod_processes=lambda: self.processes,
+            monotonic=lambda: self.now_s,
+        )
+        self.tell()
+
+    def tell(self, daemon: DaemonStatus | None = None) -> None:
+        """mpsd reports, with modes as the broker wants them."""
+        modes = {gpu.uuid: gpu.mode for gpu in self.broker.desired().gpus}
+        self.broker.observe_snapshot(
+            snapshot(*(status(info(i), daemon=daemon or ready(), mode=modes.get(uuid(i))) for i in (0, 1)))
+        )
+
+    def grant(self, name: str = "a", *ids: str) -> Allocation:
+        outcome = self.broker.allocate(f"gpufrac.dev/{name}", ids or (SHARE,), self.keeper.recheck)
+        assert isinstance(outcome, Allocation), outcome
+        self.tell()
+        self.keeper.attach()
+        return outcome
+
+    def run(self, allocation: Allocation, pod: str = "pod", container: str = "c") -> None:
+        held = self.kubelet.containers.setdefault(("ns", pod, container), {})
+        held[allocation.resource] = allocation.device_ids
+
+    def write_checkpoint(self, entries: list[dict[str, object]]) -> None:
+        import json
+
+        path = self.root / "device-plugins" / "kubelet_internal_checkpoint"
+        path.write_text(json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 0}))
+
+    def checkpoint(self, allocation: Allocation, uid: str) -> dict[str, object]:
+        return {
+            "PodUID": uid,
+            "ContainerName": "c",
+            "ResourceName": allocation.resource,
+            "DeviceIDs": {"-1": list(allocation.device_ids)},
+            "AllocResp": None,
+        }
+
+    def pass_time(self, seconds: float, step_s: float = 5.0) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.now_s = min(end_s, self.now_s + step_s)
+            self.keeper.observe()
+            self.keeper.collect()
+            self.keeper.attach()
+
+
+@pytest.fixture
+def world(short_tmp: Path) -> Iterator[World]:
+    made = World(short_tmp)
+    yield made
+    made.ledger.close()
+
+
+def test_a_grant_becomes_a_file_and_a_desired_mode(world: World) -> None:
+    got = world.grant()
+    assert set(world.specs.files) == {got.key}
+    assert {gpu.uuid: gpu.mode for gpu in world.mpsd.desired[-1].gpus} == {uuid(0): Mode.SM_SHARING, uuid(1): None}
+
+
+@pytest.mark.parametrize(
+    "daemon",
+    [
+        DaemonStatus(state=DaemonState.BACKOFF, reason="it died"),
+        DaemonStatus(state=DaemonState.CONFIGURING, pipe_directory="/run/mps"),
+        DaemonStatus(state=DaemonState.READY, pipe_directory="/run/mps"),
+        DaemonStatus(state=DaemonState.READY, pipe_directory="/run/mps", pinned_limit_bytes=1),
+        DaemonStatus(state=DaemonState.READY, pinned_limit_bytes=2**40),
+    ],
+)
+def test_the_file_is_withdrawn_when_the_daemon_is_not_verified(world: World, daemon: DaemonStatus) -> None:
+    got = world.grant()
+    world.tell(daemon)
+    world.keeper.attach()
+    assert world.specs.files == {}
+    world.tell()
+    world.keeper.attach()
+    assert set(world.specs.files) == {got.key}
+
+
+def test_the_file_is_withdrawn_when_mpsd_is_gone_and_shares_turn_unhealthy_only_after_the_grace(world: World) -> None:
+    world.grant()
+    world.run(world.broker.allocations()[0])
+    world.broker.publish()
+    world.broker.observe_snapshot(None)
+    world.keeper.attach()
+    world.broker.publish()
+    assert world.specs.files == {}
+    published = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
+    assert published is not None
+    assert published.advertisement.healthy == 18
+    world.now_s += DAEMON_GRACE_S
+    world.broker.publish()
+    published = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
+    assert published is not None
+    assert [d.id for d in published.advertisement.devices if d.healthy] == [SHARE]
+
+
+def test_a_new_plugin_leaves_files_alone_until_mpsd_spoke_or_a_while_passed(short_tmp: Path) -> None:
+    world = World(short_tmp)
+    key = world.grant().key
+    world.ledger.close()
+    ledger = Ledger(str(short_tmp / "ledger"))
+    world.broker = Broker(CONFIG, ledger, monotonic=lambda: world.now_s)
+    keeper = Keeper(
+        world.broker,
+        world.specs,
+        world.mpsd,
+        world.kubelet,
+        kubelet_root=str(world.root),
+        pod_processes=dict,
+        monotonic=lambda: world.now_s,
+    )
+    keeper.attach()
+    assert set(world.specs.files) == {key}
+    world.now_s += 6
+    keeper.attach()
+    assert world.specs.files == {}
+    ledger.close()
+
+
+def test_a_full_disk_is_reported_and_healed(world: World) -> None:
+    world.specs.full = True
+    got = world.grant()
+    assert "No space left" in world.keeper.report.spec_error
+    world.specs.full = False
+    world.keeper.attach()
+    assert set(world.specs.files) == {got.key}
+    assert world.keeper.report.spec_error == ""
+
+
+def test_a_file_that_someone_removed_comes_back(world: World) -> None:
+    got = world.grant()
+    world.specs.files.clear()
+    world.now_s += 31
+    world.keeper.attach()
+    assert set(world.specs.files) == {got.key}
+
+
+def test_release_after_the_grace_removes_file_and_record(world: World) -> None:
+    got = world.grant()
+    world.run(got)
+    world.pass_time(5)
+    world.kubelet.containers.clear()
+    world.pass_time(ABSENT_S)
+    assert got.key in world.specs.files
+    world.pass_time(5)
+    assert world.specs.files == {}
+    assert world.broker.allocations() == []
+    assert world.ledger.load() == ([], [])
+
+
+def hold_by_process(world: World, got: Allocation) -> None:
+    world.mpsd.on_gpu[uuid(0)] = (GpuClient(pid=42, allocation_key=got.key),)
+
+
+def hold_by_checkpoint(world: World, got: Allocation) -> None:
+    world.write_checkpoint([world.checkpoint(got, "uid-1")])
+    (world.root / "pods" / "uid-1").mkdir()
+
+
+def hold_by_silence_of_mpsd(world: World, got: Allocation) -> None:
+    world.mpsd.down = True
+
+
+def hold_by_silence_of_the_kubelet(world: World, got: Allocation) -> None:
+    world.kubelet.down = True
+
+
+@pytest.mark.parametrize(
+    "hold", [hold_by_process, hold_by_checkpoint, hold_by_silence_of_mpsd, hold_by_silence_of_the_kubelet]
+)
+def test_nothing_is_released_while_something_may_still_hold_it(
+    world: World, hold: Callable[[World, Allocation], None]
+) -> None:
+    got = world.grant()
+    world.run(got)
+    world.pass_time(5)
+    world.kubelet.containers.clear()
+    hold(world, got)
+    world.pass_time(300)
+    assert [a.key for a in world.broker.allocations()] == [got.key]
+
+
+def test_a_stale_checkpoint_entry_holds_nothing(world: World) -> None:
+    got = world.grant()
+    world.write_checkpoint([world.checkpoint(got, "uid-gone")])
+    world.pass_time(30)
+    assert world.broker.allocations() == []
+
+
+def test_the_list_is_sent_once_more_for_entries_that_only_the_checkpoint_keeps(world: World) -> None:
+    got = world.grant()
+    hold_by_checkpoint(world, got)
+    world.broker.publish()
+    before = world.broker.wait_list(got.resource, -1, 0, lambda: False)
+    world.pass_time(60)
+    after = world.broker.wait_list(got.resource, -1, 0, lambda: False)
+    assert before is not None
+    assert after is not None
+    assert after.generation == before.generation + 1
+
+
+def test_before_a_refusal_what_is_gone_is_let_go_at_once(world: World) -> None:
+    for n in range(9):
+        world.run(world.grant("a", device_id(uuid(0), n)), pod=f"p{n}")
+    world.keeper.observe()
+    for n in range(6):
+        del world.kubelet.containers["ns", f"p{n}", "c"]
+    assert world.grant("b", device_id(uuid(0), 0)).request_bytes == 40 << 30
+
+
+def test_a_refusal_stays_one_when_the_kubelet_still_holds_everything(world: World) -> None:
+    for n in range(9):
+        world.run(world.grant("a", device_id(uuid(0), n)), pod=f"p{n}")
+    outcome = world.broker.allocate("gpufrac.dev/b", [device_id(uuid(0), 0)], world.keeper.recheck)
+    assert isinstance(outcome, Refusal)
+
+
+def test_a_container_without_a_record_is_adopted_under_its_key(world: World) -> None:
+    import base64
+
+    from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+
+    key = "f" * 20
+    answer = pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=f"gpufrac.dev/allocation=s{key}")])
+    world.kubelet.containers["ns", "old", "c"] = {"gpufrac.dev/a": (SHARE,)}
+    entry = {
+        "PodUID": "uid-1",
+        "ContainerName": "c",
+        "ResourceName": "gpufrac.dev/a",
+        "DeviceIDs": {"-1": [SHARE]},
+        "AllocResp": base64.b64encode(answer.SerializeToString()).decode(),
+    }
+    world.write_checkpoint([entry])
+    (world.root / "pods" / "uid-1").mkdir()
+    world.keeper.observe()
+    world.tell()
+    world.keeper.attach()
+    (adopted,) = world.broker.allocations()
+    assert (adopted.key, adopted.adopted, adopted.device_ids) == (key, True, (SHARE,))
+    assert set(world.specs.files) == {key}
+
+
+def test_a_container_with_two_of_our_resources_is_unenforced(world: World) -> None:
+    first, second = world.grant("a"), world.grant("b", device_id(uuid(0), 0))
+    world.run(first)
+    world.run(second)
+    world.keeper.observe()
+    world.keeper.check_markers()
+    assert set(world.keeper.report.unenforced) == {first.key, second.key}
+    assert "gpufrac.dev/a and gpufrac.dev/b" in world.keeper.report.unenforced[first.key]
+
+
+def test_a_container_without_our_marker_is_unenforced_and_one_with_it_is_not(world: World) -> None:
+    got = world.grant()
+    world.run(got)
+    hold_by_checkpoint(world, got)
+    world.keeper.observe()
+    for processes, unenforced in (
+        ([("c1", None)], True),
+        ([("c1", got.key)], False),
+        ([], False),  # not started yet
+        ([("c1", None), ("c1", got.key)], False),
+    ):
+        world.processes = {"uid-1": list(processes)}
+        for _ in range(2):
+            world.keeper.check_markers()
+        assert (got.key in world.keeper.report.unenforced) is unenforced, processes
+
+
+def test_gpus_of_other_plugins_are_found_by_their_device_ids() -> None:
+    containers: Containers = {
+        ("ns", "p", "c"): {"nvidia.com/gpu": (uuid(0),), "gpufrac.dev/a": (device_id(uuid(1), 0),)},
+        ("ns", "q", "c"): {"nvidia.com/gpu.shared": (f"{uuid(2)}::3",), "rdma/x": ("mlx5_0",)},
+    }
+    got = foreign_holders(containers, ["gpufrac.dev/a"], {uuid(i) for i in range(3)})
+    assert set(got) == {uuid(0), uuid(2)}
+    assert got[uuid(0)] == "pod ns/p holds it through nvidia.com/gpu"

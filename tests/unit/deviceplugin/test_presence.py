@@ -1,0 +1,78 @@
+"""When an allocation counts as gone."""
+
+import pytest
+
+from deviceplugin.presence import ABSENT_AFTER_RESTART_S, ABSENT_S, Holder, Observation, Presence
+from tests.builders import allocation, uuid
+
+A = allocation("a", f"{uuid(0)}::0")
+SHARES = (A.resource, A.device_ids)
+LISTED = Observation({SHARES: Holder("ns", "pod", "c")}, {})
+NOTHING = Observation({}, {})
+CHECKPOINT_ONLY = Observation({}, {SHARES: Holder("", "", "init", "uid-1")})
+
+
+def test_gone_only_after_the_grace() -> None:
+    presence = Presence()
+    presence.observe([A], LISTED, 0)
+    presence.observe([A], NOTHING, 10)
+    assert presence.releasable(10 + ABSENT_S - 0.1) == set()
+    assert presence.releasable(10 + ABSENT_S) == {A.key}
+
+
+def test_back_in_time_starts_the_grace_anew() -> None:
+    presence = Presence()
+    presence.observe([A], NOTHING, 0)
+    presence.observe([A], LISTED, 14)
+    presence.observe([A], NOTHING, 16)
+    assert presence.releasable(20) == set()
+
+
+def test_a_plain_init_container_is_held_by_the_checkpoint() -> None:
+    presence = Presence()
+    presence.observe([A], CHECKPOINT_ONLY, 0)
+    assert presence.releasable(1000) == set()
+    assert presence.checkpoint_only() == {A.key}
+    holder = presence.holder(A.key)
+    assert holder is not None
+    assert holder.pod_uid == "uid-1"
+
+
+def test_under_pressure_what_was_seen_goes_at_once_and_what_was_not_stays() -> None:
+    presence = Presence()
+    young = allocation("a", f"{uuid(0)}::1")
+    presence.observe([A], LISTED, 0)
+    presence.observe([A, young], NOTHING, 1)
+    assert presence.vacated() == {A.key}
+    assert presence.releasable(1, pressed=True) == {A.key}
+    assert presence.releasable(1) == set()
+
+
+@pytest.mark.parametrize("pressed", [False, True])
+def test_after_a_kubelet_restart_nothing_goes_for_a_minute(pressed: bool) -> None:
+    presence = Presence()
+    presence.observe([A], LISTED, 0)
+    presence.observe([A], NOTHING, 1)
+    presence.kubelet_restarted(2)
+    assert presence.releasable(2 + ABSENT_AFTER_RESTART_S - 1, pressed=pressed) == set()
+    assert presence.releasable(2 + ABSENT_AFTER_RESTART_S, pressed=pressed) == {A.key}
+
+
+def test_the_newest_generation_of_the_same_shares_is_the_one_held() -> None:
+    newer = allocation("a", f"{uuid(0)}::0", generation=2)
+    presence = Presence()
+    presence.observe([A], LISTED, 0)
+    presence.observe([A, newer], LISTED, 5)
+    assert presence.holder(newer.key) is not None
+    assert presence.vacated() == {A.key}
+
+
+def test_without_a_checkpoint_overlapping_shares_are_believed_held() -> None:
+    init = allocation("u", f"{uuid(0)}::0", gib=1)
+    app = allocation("u", f"{uuid(0)}::0", f"{uuid(0)}::1", gib=1)
+    listed = {(app.resource, app.device_ids): Holder("ns", "pod", "app")}
+    presence = Presence()
+    presence.observe([init, app], Observation(listed, None), 0)
+    assert presence.releasable(1000) == set()
+    presence.observe([init, app], Observation(listed, {}), 1000)
+    assert presence.releasable(1000 + ABSENT_S) == {init.key}

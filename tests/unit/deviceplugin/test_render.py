@@ -1,0 +1,71 @@
+"""Edits and answers."""
+
+import msgspec
+
+from cdi.encode import encode_spec
+from deviceplugin import render
+from mpsd.config.model import Delivery
+from mpsd.gpu.model import Mode
+from tests.builders import allocation, uuid
+
+A = allocation("a", f"{uuid(0)}::0")
+PIPE = "/run/gpufrac/mps/x"
+
+
+def env(**changes: object) -> dict[str, str]:
+    return dict(render.environment(msgspec.structs.replace(A, **changes)))
+
+
+def test_a_container_is_attached_with_its_limit_by_its_own_ordinal() -> None:
+    got = env(gpu_kind="nvidia.com/gpu")
+    assert got["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert got["GPUFRAC_ALLOCATION"] == A.key
+    assert got["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M"
+    assert got["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
+    assert got["GPUFRAC_MEMORY_FRACTION"] == "0.1000"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in got
+    assert env(thread_percent=50)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+
+
+def test_without_a_cdi_kind_the_nvidia_runtime_is_told_the_uuids() -> None:
+    assert env()["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
+
+
+def test_time_slicing_mounts_no_daemon_and_sets_no_mps_limit() -> None:
+    got = env(mode=Mode.TIME_SLICING)
+    assert not [name for name in got if name.startswith("CUDA_MPS")]
+    assert render.mounts(msgspec.structs.replace(A, mode=Mode.TIME_SLICING), PIPE) == ()
+
+
+def test_no_client_limit_on_several_gpus() -> None:
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in env(gpus=(uuid(0), uuid(1)))
+
+
+def test_the_fraction_is_rounded_down() -> None:
+    assert env(limit_bytes=2, memory_total_bytes=3)["GPUFRAC_MEMORY_FRACTION"] == "0.6666"
+
+
+def test_the_spec_is_valid_and_needs_no_newer_version() -> None:
+    data = msgspec.json.decode(encode_spec(render.spec(A, PIPE)))
+    assert data["cdiVersion"] == "0.3.0"
+    assert data["kind"] == "gpufrac.dev/allocation"
+    assert data["devices"][0]["name"] == f"s{A.key}"
+
+
+def test_an_answer_names_the_gpus_first_and_gives_nothing_a_pod_could_override() -> None:
+    got = render.answer(msgspec.structs.replace(A, gpu_kind="nvidia.com/gpu"), PIPE)
+    assert got.cdi_devices == (f"nvidia.com/gpu={uuid(0)}", f"gpufrac.dev/allocation=s{A.key}")
+    assert got.envs == ()
+    assert got.mounts == ()
+
+
+def test_delivery_both_repeats_the_edits_for_runtimes_without_cdi() -> None:
+    got = render.answer(msgspec.structs.replace(A, gpu_kind="nvidia.com/gpu", delivery=Delivery.BOTH), PIPE)
+    assert dict(got.envs)["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
+    assert got.mounts == (("/tmp/nvidia-mps", PIPE),)
+
+
+def test_the_key_comes_back_from_our_device_name_only() -> None:
+    assert render.key_of_device(f"gpufrac.dev/allocation=s{A.key}") == A.key
+    for name in ("", "x", "nvidia.com/gpu=0", "gpufrac.dev/allocation=", "gpufrac.dev/allocation=s12"):
+        assert render.key_of_device(name) is None
