@@ -1,4 +1,4 @@
-"""The node configuration as values. All defaults and units stand here and nowhere else; loading and rules are in load.py."""
+"""The node configuration as values. All defaults and units stand here and nowhere else; the rules are in load.py."""
 
 from enum import StrEnum
 
@@ -38,11 +38,10 @@ class GpuDevices(StrEnum):
 
 
 class Delivery(StrEnum):
-    """How edits reach a container. BOTH: also in the Allocate response, for runtimes without CDI; a pod can override those."""
+    """How edits reach a container. BOTH: also in the Allocate response, for runtimes without CDI; pods can override."""
 
     CDI = "cdi"
     BOTH = "both"
-
 
 
 class FixedMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,3 +149,17 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     def simulation_directory(self) -> str:
         """Where the simulated backend keeps what a driver would: faults, compute modes, memory in use."""
         return f"{self.mps.run_root}/sim"
+
+
+SOCKET_NAME_MAX_BYTES = len("gpufrac-") + 20 + len("-01234567.sock")
+
+
+def socket_name(resource_name: str) -> str:
+    """Base name of the resource's device plugin socket, such as `gpufrac-gpu-8gi-97d0c5a1.sock`: at most
+    SOCKET_NAME_MAX_BYTES long, stable, a plain file name whatever the resource is called, and its own by a digest."""
+    import hashlib  # loads OpenSSL, 4 MiB that mpsd has no use for
+
+    base = resource_name.rpartition("/")[2]
+    readable = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in base)
+    digest = hashlib.sha256(resource_name.encode()).hexdigest()[:8]
+    return f"gpufrac-{readable[:20]}-{digest}.sock"

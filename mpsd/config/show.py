@@ -1,0 +1,84 @@
+"""A config in the spelling of its file, with every default filled in (pure)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpsd.config.load import API_VERSION, KIND
+from mpsd.config.model import (
+    FixedMemory,
+    FractionMemory,
+    GpuRef,
+    GpuSelection,
+    NodeConfig,
+    Resource,
+    UnitMemory,
+)
+from mpsd.quantity import format_bytes
+
+
+def effective(config: NodeConfig) -> dict[str, Any]:
+    """Plain dicts, lists and scalars: dumped as YAML or JSON and loaded again, they give an equal NodeConfig.
+
+    `simulated` is left out with another backend, where a file must not have it.
+    """
+    shown: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "resources": [_resource(resource) for resource in config.resources],
+        "gpus": {**_selection(config.gpus), "groups": {name: list(members) for name, members in config.groups}},
+        "memory": {"reserve": format_bytes(config.memory_reserve_bytes)},
+        "enforcement": {"minimum": config.enforcement_minimum.value},
+        "mps": {
+            "protocol": config.mps.protocol,
+            "binary": config.mps.binary,
+            "driverRoot": config.mps.driver_root,
+            "runRoot": config.mps.run_root,
+            "logRoot": config.mps.log_root,
+            "sharedMemory": config.mps.shared_memory,
+            "clientLimit": config.mps.client_limit,
+        },
+        "cdi": {
+            "directory": config.cdi.directory,
+            "gpuDevices": config.cdi.gpu_devices.value,
+            "delivery": config.cdi.delivery.value,
+        },
+        "kubelet": {"root": config.kubelet_root},
+        "stateRoot": config.state_root,
+        "backend": config.backend,
+    }
+    if config.backend == "simulated":
+        gpus = [{"memory": format_bytes(gpu.memory_bytes)} for gpu in config.simulated.gpus]
+        shown["simulated"] = {"gpus": gpus, "driver": config.simulated.driver}
+    shown["metrics"] = {"address": config.metrics_address}
+    return shown
+
+
+def _resource(resource: Resource) -> dict[str, Any]:
+    compute: dict[str, Any] = {"mode": resource.mode.value}
+    if resource.thread_percent is not None:
+        compute["threadPercent"] = resource.thread_percent
+    gpus = {"groups": list(resource.groups)} if resource.groups else _selection(resource.gpus)
+    return {
+        "name": resource.name,
+        **_memory(resource.memory),
+        "compute": compute,
+        "enforcement": resource.enforcement.value,
+        "gpus": gpus,
+    }
+
+
+def _memory(memory: FixedMemory | FractionMemory | UnitMemory) -> dict[str, Any]:
+    match memory:
+        case FixedMemory(request_bytes=request, limit_bytes=limit):
+            return {"memory": {"request": format_bytes(request), "limit": format_bytes(limit)}}
+        case FractionMemory(fraction=fraction, limit_fraction=limit) if limit == fraction:
+            return {"memory": {"fraction": fraction}}
+        case FractionMemory(fraction=fraction, limit_fraction=limit):
+            return {"memory": {"fraction": fraction, "limitFraction": limit}}
+        case UnitMemory(unit_bytes=unit):
+            return {"unit": format_bytes(unit)}
+
+
+def _selection(selection: GpuSelection) -> dict[str, str | Sequence[GpuRef]]:
+    include = "all" if selection.include is None else list(selection.include)
+    return {"include": include, "exclude": list(selection.exclude)}

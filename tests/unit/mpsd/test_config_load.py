@@ -1,0 +1,898 @@
+"""The config file: defaults, every rule with its path, value and line, and files that are hardly YAML."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mpsd.config import load
+from mpsd.config.load import ConfigErrors, ConfigProblem, load_config, parse_config
+from mpsd.config.model import (
+    GIB,
+    SOCKET_NAME_MAX_BYTES,
+    CdiConfig,
+    Delivery,
+    Enforcement,
+    FixedMemory,
+    FractionMemory,
+    GpuDevices,
+    GpuSelection,
+    MpsConfig,
+    NodeConfig,
+    Resource,
+    SimulatedConfig,
+    SimulatedGpu,
+    UnitMemory,
+    socket_name,
+)
+from mpsd.config.show import effective
+from mpsd.errors import ConfigError
+from mpsd.gpu.model import MIB, Mode
+
+E_ACUTE = "\u00e9"
+UUID_A = "GPU-5fd4d87b-3c5e-4b1f-9f6e-0c1d2e3f4a5b"
+
+FULL = f"""\
+apiVersion: gpufrac.dev/v1
+kind: NodeConfig
+resources:
+  - name: gpufrac.dev/gpu-8gi
+    memory: {{request: 8Gi}}
+    compute: {{mode: sm-sharing}}
+  - name: gpufrac.dev/gpu-8gi-burst
+    memory: {{request: 8Gi, limit: 16Gi}}
+    compute: {{mode: sm-sharing, threadPercent: 50}}
+    enforcement: hard
+    gpus: {{include: [0, {UUID_A}], exclude: [3]}}
+  - name: gpufrac.dev/gpu-half
+    memory: {{fraction: 0.5, limitFraction: .8}}
+    compute: {{mode: time-slicing}}
+  - name: gpufrac.dev/pair-20gi
+    memory: {{request: "20Gi"}}
+    compute: {{mode: sm-sharing}}
+    gpus: {{groups: [pair0]}}
+  - name: gpufrac.dev/memory-gib
+    unit: 1Gi
+    compute: {{mode: sm-sharing}}
+gpus: {{include: all, exclude: [9], groups: {{pair0: [2, 3]}}}}
+memory: {{reserve: 512Mi}}
+enforcement: {{minimum: none}}
+mps:
+  protocol: 3
+  binary: /opt/bin/mps
+  driverRoot: /run/nvidia/driver
+  runRoot: /run/gf
+  logRoot: /var/log/gf
+  sharedMemory: true
+  clientLimit: 60
+cdi: {{directory: /etc/cdi, gpuDevices: envvar, delivery: both}}
+kubelet: {{root: /var/lib/k0s/kubelet}}
+stateRoot: /var/lib/gf
+backend: simulated
+simulated: {{gpus: [{{memory: 80Gi}}, {{memory: 24564Mi}}], driver: 615.71.09}}
+metrics: {{address: ""}}
+"""
+
+QUANTITY = "must be a Kubernetes quantity such as 8Gi, 512Mi or 1G"
+FRACTION = "must be a number greater than 0 and less than 1, such as 0.5, without quotes"
+NORMAL = "must be a path without `.`, `..`, `//` and a slash at the end"
+TOO_LONG = "the path of a socket below it would pass 107 bytes"
+TOO_LARGE = "must be at most 9223372036854775807 (2^63-1)"
+NO_METRICS = ', or "" for no metrics'
+BYTES = "(a number without a suffix counts bytes)"
+TRUE = "must be true or false, without quotes"
+LIMIT = "must be a whole number from 1 to 60, without quotes"
+NAME = "the name must be lower-case letters, digits and inner dashes"
+DOMAIN = "the domain must be lower-case letters, digits, dashes and dots, such as gpufrac.dev"
+BASE = "the part behind the slash must be letters, digits and inner `-`, `_`, `.`"
+
+HEAD = "apiVersion: gpufrac.dev/v1\nkind: NodeConfig\n"
+RESOURCES = """\
+resources:
+  - name: gpufrac.dev/gpu-8gi
+    memory: {request: 8Gi}
+    compute: {mode: sm-sharing}
+"""
+MINIMAL = HEAD + RESOURCES
+
+
+@pytest.fixture(params=["C", "Python"])
+def any_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once with libyaml, once with the loader that is always there."""
+    monkeypatch.setattr(load, "_LOADER", yaml.CSafeLoader if request.param == "C" else yaml.SafeLoader)
+
+
+def resource(**changes: str) -> str:
+    """A file whose one resource has these keys; an empty value leaves a key out."""
+    keys = {
+        "name": "gpufrac.dev/gpu-8gi",
+        "memory": "{request: 8Gi}",
+        "compute": "{mode: sm-sharing}",
+        **changes,
+    }
+    lines = [f"{key}: {value}" for key, value in keys.items() if value]
+    return HEAD + "resources:\n  - " + "\n    ".join(lines) + "\n"
+
+
+def problems(content: str | bytes) -> list[str]:
+    """The problems as lines, without the file's name."""
+    with pytest.raises(ConfigErrors) as caught:
+        parse_config(content, "f")
+    lines = str(caught.value).split("\n")
+    assert all(line.startswith("f:") and line.isprintable() for line in lines)
+    return [line.removeprefix("f:").strip() for line in lines]
+
+
+def the_problem(content: str | bytes) -> str:
+    found = problems(content)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_every_key(any_loader: None) -> None:
+    assert parse_config(FULL, "f") == NodeConfig(
+        resources=(
+            Resource(
+                name="gpufrac.dev/gpu-8gi",
+                memory=FixedMemory(request_bytes=8 * GIB, limit_bytes=8 * GIB),
+                mode=Mode.SM_SHARING,
+                enforcement=Enforcement.NONE,
+            ),
+            Resource(
+                name="gpufrac.dev/gpu-8gi-burst",
+                memory=FixedMemory(request_bytes=8 * GIB, limit_bytes=16 * GIB),
+                mode=Mode.SM_SHARING,
+                thread_percent=50,
+                enforcement=Enforcement.HARD,
+                gpus=GpuSelection(include=(0, UUID_A), exclude=(3,)),
+            ),
+            Resource(
+                name="gpufrac.dev/gpu-half",
+                memory=FractionMemory(fraction=0.5, limit_fraction=0.8),
+                mode=Mode.TIME_SLICING,
+                enforcement=Enforcement.NONE,
+            ),
+            Resource(
+                name="gpufrac.dev/pair-20gi",
+                memory=FixedMemory(request_bytes=20 * GIB, limit_bytes=20 * GIB),
+                mode=Mode.SM_SHARING,
+                enforcement=Enforcement.NONE,
+                groups=("pair0",),
+            ),
+            Resource(
+                name="gpufrac.dev/memory-gib",
+                memory=UnitMemory(unit_bytes=GIB),
+                mode=Mode.SM_SHARING,
+                enforcement=Enforcement.NONE,
+            ),
+        ),
+        gpus=GpuSelection(exclude=(9,)),
+        groups=(("pair0", (2, 3)),),
+        memory_reserve_bytes=512 * MIB,
+        enforcement_minimum=Enforcement.NONE,
+        mps=MpsConfig(
+            protocol="3",
+            binary="/opt/bin/mps",
+            driver_root="/run/nvidia/driver",
+            run_root="/run/gf",
+            log_root="/var/log/gf",
+            shared_memory=True,
+            client_limit=60,
+        ),
+        cdi=CdiConfig(directory="/etc/cdi", gpu_devices=GpuDevices.ENVVAR, delivery=Delivery.BOTH),
+        kubelet_root="/var/lib/k0s/kubelet",
+        state_root="/var/lib/gf",
+        backend="simulated",
+        simulated=SimulatedConfig(
+            gpus=(SimulatedGpu(memory_bytes=80 * GIB), SimulatedGpu(memory_bytes=24564 * MIB)), driver="615.71.09"
+        ),
+        metrics_address="",
+    )
+
+
+def test_defaults(any_loader: None) -> None:
+    """Public defaults, pinned: a change here is a change for users."""
+    config = parse_config(MINIMAL, "f")
+    assert config.gpus == GpuSelection(include=None, exclude=())
+    assert config.groups == ()
+    assert config.memory_reserve_bytes == GIB
+    assert config.enforcement_minimum is config.resources[0].enforcement is Enforcement.COOPERATIVE
+    assert config.mps.protocol == "auto"
+    assert config.mps.binary == "nvidia-cuda-mps-control"
+    assert (config.mps.driver_root, config.mps.run_root, config.mps.log_root) == (
+        *("/", "/run/gpufrac", "/var/log/gpufrac"),
+    )
+    assert config.mps.shared_memory is False
+    assert config.mps.client_limit == 48
+    assert config.cdi == CdiConfig(directory="/var/run/cdi", gpu_devices=GpuDevices.AUTO, delivery=Delivery.CDI)
+    assert (config.kubelet_root, config.state_root) == ("/var/lib/kubelet", "/var/lib/gpufrac")
+    assert config.backend == "nvml"
+    assert config.metrics_address == "127.0.0.1:9478"
+    assert config.resources[0].thread_percent is None
+
+
+def test_all_problems_at_once_in_the_order_of_lines(any_loader: None) -> None:
+    content = """\
+apiVersion: gpufrac.dev/v2
+kind: NodeConfig
+resources:
+  - name: gpufrac.dev/a
+    memory: {request: 8Gi}
+    compute: {mode: sm-sharing}
+  - name: gpufrac.dev/b
+    memory:
+      request: 8Gi
+      limit: 4Gi
+    compute: {mode: exclusive}
+metric: {}
+backend: nvml
+"""
+    assert problems(content) == [
+        '1: apiVersion: "gpufrac.dev/v2": must be gpufrac.dev/v1',
+        '10: resources[1].memory.limit: "4Gi": must be at least the request (8Gi)',
+        '11: resources[1].compute.mode: "exclusive": must be sm-sharing or time-slicing',
+        '12: metric: unknown key; did you mean "metrics"?',
+    ]
+
+
+def test_a_problem_is_a_value(any_loader: None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(resource(memory="{request: 8Gi, limit: 4Gi}"), "/etc/gpufrac/config.yaml")
+    assert isinstance(caught.value, ConfigErrors)
+    assert caught.value.problems == (
+        ConfigProblem(
+            path="resources[0].memory.limit", value='"4Gi"', rule="must be at least the request (8Gi)", line=5
+        ),
+    )
+    assert str(caught.value) == (
+        '/etc/gpufrac/config.yaml:5: resources[0].memory.limit: "4Gi": must be at least the request (8Gi)'
+    )
+
+
+def test_the_effective_config_is_in_the_spelling_of_the_file() -> None:
+    assert effective(parse_config(MINIMAL, "f")) == {
+        "apiVersion": "gpufrac.dev/v1",
+        "kind": "NodeConfig",
+        "resources": [
+            {
+                "name": "gpufrac.dev/gpu-8gi",
+                "memory": {"request": "8Gi", "limit": "8Gi"},
+                "compute": {"mode": "sm-sharing"},
+                "enforcement": "cooperative",
+                "gpus": {"include": "all", "exclude": []},
+            }
+        ],
+        "gpus": {"include": "all", "exclude": [], "groups": {}},
+        "memory": {"reserve": "1Gi"},
+        "enforcement": {"minimum": "cooperative"},
+        "mps": {
+            "protocol": "auto",
+            "binary": "nvidia-cuda-mps-control",
+            "driverRoot": "/",
+            "runRoot": "/run/gpufrac",
+            "logRoot": "/var/log/gpufrac",
+            "sharedMemory": False,
+            "clientLimit": 48,
+        },
+        "cdi": {"directory": "/var/run/cdi", "gpuDevices": "auto", "delivery": "cdi"},
+        "kubelet": {"root": "/var/lib/kubelet"},
+        "stateRoot": "/var/lib/gpufrac",
+        "backend": "nvml",
+        "metrics": {"address": "127.0.0.1:9478"},
+    }
+    again = effective(parse_config(FULL, "f"))
+    assert again["simulated"] == {"gpus": [{"memory": "80Gi"}, {"memory": "24564Mi"}], "driver": "615.71.09"}
+    assert again["resources"][3]["gpus"] == {"groups": ["pair0"]}
+
+
+# -- rounding
+
+
+@pytest.mark.parametrize(
+    ("memory", "request_mib", "limit_mib"),
+    [
+        ("{request: 8Gi}", 8192, 8192),
+        ("{request: 1000M}", 954, 954),
+        ("{request: 1000M, limit: 2000M}", 954, 1907),
+        ("{request: 1.5Gi, limit: 1536Mi}", 1536, 1536),
+        ("{request: 1Mi}", 1, 1),
+        ("{request: 1048577}", 2, 2),
+        ("{request: 1e9}", 954, 954),
+        ('{request: "8Gi"}', 8192, 8192),
+    ],
+)
+def test_requests_are_rounded_up_and_limits_down(memory: str, request_mib: int, limit_mib: int) -> None:
+    sizes = parse_config(resource(memory=memory), "f").resources[0].memory
+    assert sizes == FixedMemory(request_bytes=request_mib * MIB, limit_bytes=limit_mib * MIB)
+
+
+def test_units_are_rounded_up() -> None:
+    config = parse_config(resource(memory="", unit="100M"), "f")
+    assert config.resources[0].memory == UnitMemory(unit_bytes=96 * MIB)
+
+
+@pytest.mark.parametrize(("text", "mib"), [("0", 0), ("1G", 954), ("1Gi", 1024)])
+def test_the_reserve_is_rounded_up_and_may_be_zero(text: str, mib: int) -> None:
+    assert parse_config(f"{MINIMAL}memory: {{reserve: {text}}}\n", "f").memory_reserve_bytes == mib * MIB
+
+
+@pytest.mark.parametrize("text", ["0.5", ".5", "5e-1", "0.50", "5.0e-1"])
+def test_fractions(text: str) -> None:
+    config = parse_config(resource(memory=f"{{fraction: {text}}}"), "f")
+    assert config.resources[0].memory == FractionMemory(fraction=0.5, limit_fraction=0.5)
+
+
+# -- rules of one resource
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"memory": "{request: 4GiB}"},
+            f'memory.request: "4GiB": {QUANTITY}; did you mean "4Gi"?',
+        ),
+        (
+            {"memory": "{request: ' 8Gi'}"},
+            f'memory.request: " 8Gi": {QUANTITY}; did you mean "8Gi"?',
+        ),
+        (
+            {"memory": "{request: 0x10}"},
+            f'memory.request: "0x10": {QUANTITY}',
+        ),
+        (
+            {"memory": "{request: 1_000}"},
+            f'memory.request: "1_000": {QUANTITY}; did you mean "1000"?',
+        ),
+        (
+            {"memory": "{request: .nan}"},
+            f'memory.request: ".nan": {QUANTITY}',
+        ),
+        (
+            {"memory": "{request: 1:30}"},
+            f'memory.request: "1:30": {QUANTITY}',
+        ),
+        (
+            {"memory": "{request: 1e2147483648}"},
+            f'memory.request: "1e2147483648": {TOO_LARGE}',
+        ),
+        ({"memory": "{request: 16E}"}, f'memory.request: "16E": {TOO_LARGE}'),
+        ({"memory": "{request: 8Ei}"}, f'memory.request: "8Ei": {TOO_LARGE}'),
+        (
+            {"memory": "{request: 9223372036854775807}"},
+            'memory.request: "9223372036854775807": must be at most 9223372036853727232 bytes',
+        ),
+        ({"memory": "{request: -8Gi}"}, 'memory.request: "-8Gi": must be at least 1Mi'),
+        ({"memory": "{request: 0}"}, 'memory.request: "0": must be at least 1Mi'),
+        (
+            {"memory": "{request: 8}"},
+            f'memory.request: "8": must be at least 1Mi {BYTES}',
+        ),
+        ({"memory": "{request: 512Ki}"}, 'memory.request: "512Ki": must be at least 1Mi'),
+        ({"memory": "{request: [8Gi]}"}, "memory.request: must be a size such as 8Gi or 512Mi"),
+        ({"memory": "{request: }"}, "memory.request: must be a size such as 8Gi or 512Mi"),
+        ({"memory": "{request: 8Gi, limit: ~}"}, "memory.limit: must be a size such as 8Gi or 512Mi"),
+        ({"memory": "{request: !!binary aGk=}"}, 'memory.request: "aGk=": must be a size such as 8Gi or 512Mi'),
+        ({"memory": "{limit: 8Gi}"}, "memory.request: is required: such as 8Gi"),
+        ({"memory": "{}"}, "memory.request: is required: such as 8Gi"),
+        ({"memory": "8Gi"}, 'memory: "8Gi": must be a mapping, such as {request: 8Gi}'),
+        ({"memory": "~"}, "memory: must not be empty: delete the key to get its default"),
+        (
+            {"memory": "{request: 8Gi, fraction: 0.5}"},
+            "memory: must hold request and limit, or fraction and limitFraction, not both",
+        ),
+        ({"memory": "{request: 8Gi, limitt: 9Gi}"}, 'memory.limitt: unknown key; did you mean "limit"?'),
+        (
+            {"memory": "{request: 1.5Mi, limit: 1.7Mi}"},
+            'memory.limit: "1.7Mi": must be at least the request (2Mi), after rounding down to whole MiB',
+        ),
+        (
+            {"memory": "{request: 1000M, limit: 1000M}"},
+            'memory.limit: "1000M": must be at least the request (954Mi), after rounding down to whole MiB',
+        ),
+        ({"memory": "{request: 8Gi, limit: 4096Mi}"}, 'memory.limit: "4096Mi": must be at least the request (8Gi)'),
+        (
+            {"memory": "{fraction: 0}"},
+            f'memory.fraction: "0": {FRACTION}',
+        ),
+        (
+            {"memory": "{fraction: 1}"},
+            f'memory.fraction: "1": {FRACTION}',
+        ),
+        (
+            {"memory": "{fraction: 50%}"},
+            f'memory.fraction: "50%": {FRACTION}',
+        ),
+        (
+            {"memory": "{fraction: '0.5'}"},
+            f'memory.fraction: "0.5": {FRACTION}',
+        ),
+        (
+            {"memory": "{fraction: .nan}"},
+            f'memory.fraction: ".nan": {FRACTION}',
+        ),
+        (
+            {"memory": "{fraction: -.inf}"},
+            f'memory.fraction: "-.inf": {FRACTION}',
+        ),
+        (
+            {"memory": "{fraction: 9e999}"},
+            f'memory.fraction: "9e999": {FRACTION}',
+        ),
+        (
+            {"memory": "{fraction: 1e-400}"},
+            f'memory.fraction: "1e-400": {FRACTION}',
+        ),
+        (
+            {"memory": "{fraction: 0.99999999999999999999}"},
+            f'memory.fraction: "0.99999999999999999999": {FRACTION}',
+        ),
+        (
+            {"memory": "{fraction: 0.5, limitFraction: 0.5}"},
+            'memory.limitFraction: "0.5": must be greater than the fraction (0.5), or left out',
+        ),
+        (
+            {"memory": "{fraction: 0.5, limitFraction: 0.4}"},
+            'memory.limitFraction: "0.4": must be greater than the fraction (0.5), or left out',
+        ),
+        (
+            {"memory": "{fraction: 0.5, limitFraction: 1}"},
+            f'memory.limitFraction: "1": {FRACTION}',
+        ),
+        ({"memory": "{limitFraction: 0.5}"}, "memory.fraction: is required: such as 0.5"),
+        ({"memory": ""}, "memory: is required: such as {request: 8Gi} (or unit: 1Gi)"),
+        ({"unit": "1Gi"}, 'unit: "1Gi": must not be given beside memory: one of the two sizes a resource'),
+        ({"memory": "", "unit": "63Mi"}, 'unit: "63Mi": must be at least 64Mi'),
+        ({"memory": "", "unit": "1"}, f'unit: "1": must be at least 64Mi {BYTES}'),
+        ({"compute": ""}, "compute.mode: is required: sm-sharing or time-slicing"),
+        ({"compute": "{}"}, "compute.mode: is required: sm-sharing or time-slicing"),
+        ({"compute": "sm-sharing"}, 'compute: "sm-sharing": must be a mapping, such as {mode: sm-sharing}'),
+        ({"compute": "{mode: SM-Sharing}"}, 'compute.mode: "SM-Sharing": must be sm-sharing or time-slicing'),
+        ({"compute": "{mode: [sm-sharing]}"}, "compute.mode: must be sm-sharing or time-slicing"),
+        (
+            {"compute": "{mode: time-slicing, threadPercent: 50}"},
+            'compute.threadPercent: "50": is only possible with mode sm-sharing',
+        ),
+        (
+            {"compute": "{mode: sm-sharing, thread_percent: 50}"},
+            'compute.thread_percent: unknown key; did you mean "threadPercent"?',
+        ),
+        *(
+            (
+                {"compute": f"{{mode: sm-sharing, threadPercent: {text}}}"},
+                f"compute.threadPercent: {shown}must be a whole number from 1 to 100, without quotes",
+            )
+            for text, shown in [
+                *(
+                    (text, f'"{text}": ')
+                    for text in ("0", "101", "-5", "50.0", "050", "5_0", "0x10", "1e1", "true", "12345678901234567890")
+                ),
+                *(("'50'", '"50": '), ("!!str 50x", '"50x": '), ("!foo 50", '"50": '), ("~", ""), ("[50]", "")),
+            ]
+        ),
+        ({"enforcement": "strict"}, 'enforcement: "strict": must be hard, cooperative or none'),
+        ({"enforcement": "{minimum: hard}"}, "enforcement: must be hard, cooperative or none"),
+        ({"request": "8Gi"}, "request: unknown key: it belongs under memory"),
+        ({"mode": "sm-sharing"}, "mode: unknown key: it belongs under compute"),
+        ({"colour": "red"}, "colour: unknown key; known here: name, memory, unit, compute, enforcement, gpus"),
+        ({"gpus": "[0]"}, "gpus: must be a mapping"),
+        ({"gpus": "{include: []}"}, "gpus.include: must name at least one GPU"),
+        ({"gpus": "{include: 0}"}, 'gpus.include: "0": must be all or a list of GPUs'),
+        ({"gpus": "{include: none}"}, 'gpus.include: "none": must be all or a list of GPUs'),
+        ({"gpus": "{include: {a: 1}}"}, "gpus.include: must be a list of GPUs"),
+        ({"gpus": "{include: [0, 0]}"}, 'gpus.include[1]: "0": is named twice in this list'),
+        ({"gpus": "{include: ['0']}"}, 'gpus.include[0]: "0": must be a GPU index without quotes'),
+        ({"gpus": "{groups: [pair0]}"}, 'gpus.groups[0]: "pair0": is no group: gpus.groups declares none'),
+        ({"gpus": "{groups: []}"}, "gpus.groups: must name at least one group"),
+        ({"gpus": "{groups: pair0}"}, 'gpus.groups: "pair0": must be a list of group names'),
+        *(
+            (
+                {"gpus": f"{{exclude: [{text}]}}"},
+                f'gpus.exclude[0]: "{text}": must be a GPU index such as 0, or a UUID such as {UUID_A}{more}',
+            )
+            for text, more in [
+                *(
+                    (text, "")
+                    for text in (
+                        "-1",
+                        "-0",
+                        "00",
+                        "1.0",
+                        "0x1",
+                        "all",
+                        "gpu0",
+                        "GPU-5fd4d87b",
+                        UUID_A.upper(),
+                        f"{UUID_A}0",
+                    )
+                ),
+                ("MIG-5fd4d87b-3c5e-4b1f-9f6e-0c1d2e3f4a5b", ": MIG devices are not shared"),
+            ]
+        ),
+    ],
+)
+def test_rules_of_a_resource(changes: dict[str, str], expected: str) -> None:
+    number, _, problem = the_problem(resource(**changes)).partition(": ")
+    assert problem == f"resources[0].{expected}"
+    assert number.isdigit()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ex.com/gpu.shared", "ex.com/GPU_mem.4Gi", "a/b", "gpufrac.dev/gpu-8gi", f"{'a' * 244}/{'b' * 63}", "x-1.y/0"],
+)
+def test_resource_names(name: str) -> None:
+    assert parse_config(resource(name=name), "f").resources[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("gpu", "must be <domain>/<name> with exactly one slash"),
+        ("ex.com/gpu/2", "must be <domain>/<name> with exactly one slash"),
+        ("kubernetes.io/gpu", "must not lie in kubernetes.io"),
+        ("foo.kubernetes.io/gpu", "must not lie in kubernetes.io"),
+        ("requests.ex.com/gpu", "must not start with requests."),
+        ("Ex.com/gpu", DOMAIN),
+        ("/gpu", DOMAIN),
+        ("ex..com/gpu", DOMAIN),
+        ("-ex.com/gpu", DOMAIN),
+        ("\u00e9x.com/gpu", DOMAIN),
+        (f"{'a' * 245}/gpu", "the domain must be at most 244 characters long"),
+        (f"ex.com/{'b' * 64}", "the part behind the slash must be at most 63 characters long"),
+        ("ex.com/-gpu", BASE),
+        ("ex.com/", BASE),
+        ("ex.com/gpu\\n", BASE),
+        ("ex.com/..", BASE),
+    ],
+)
+def test_bad_resource_names(name: str, rule: str) -> None:
+    assert the_problem(resource(name=f'"{name}"')).endswith(rule)
+
+
+def test_names_are_unique() -> None:
+    second = RESOURCES.partition("\n")[2]
+    assert the_problem(MINIMAL + second) == (
+        '7: resources[1].name: "gpufrac.dev/gpu-8gi": is already the name of resources[0]'
+    )
+
+
+def test_a_resource_needs_a_name() -> None:
+    assert the_problem(resource(name="")) == "4: resources[0].name: is required: such as gpufrac.dev/gpu-8gi"
+
+
+# -- rules of the rest
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        (
+            "memory: {reserve: 2}",
+            f'memory.reserve: "2": must be 0, or at least 1Mi {BYTES}',
+        ),
+        ("memory: {reserve: -1Gi}", 'memory.reserve: "-1Gi": must be 0, or at least 1Mi'),
+        ("memory: 1Gi", 'memory: "1Gi": must be a mapping'),
+        ("enforcement: {minimum: off}", 'enforcement.minimum: "off": must be hard, cooperative or none'),
+        ("enforcement: hard", 'enforcement: "hard": must be a mapping'),
+        ("mps:", "mps: must not be empty: delete the key to get its default"),
+        ("mps: {protocol: 4}", 'mps.protocol: "4": must be auto, 2 or 3'),
+        ("mps: {protocol: 2.0}", 'mps.protocol: "2.0": must be auto, 2 or 3'),
+        ("mps: {binary: bin/mps}", 'mps.binary: "bin/mps": must be the name of a program or an absolute path'),
+        ("mps: {binary: ''}", 'mps.binary: "": must be the name of a program or an absolute path'),
+        (
+            "mps: {binary: /opt/../mps}",
+            f'mps.binary: "/opt/../mps": {NORMAL}: write /mps',
+        ),
+        ("mps: {runRoot: run/gpufrac}", 'mps.runRoot: "run/gpufrac": must be an absolute path'),
+        ("mps: {runRoot: ''}", 'mps.runRoot: "": must be an absolute path'),
+        ("mps: {runRoot: }", "mps.runRoot: must be an absolute path"),
+        ("mps: {runRoot: /}", 'mps.runRoot: "/": must be a directory below /'),
+        (
+            "mps: {runRoot: /run/gpufrac/}",
+            f'mps.runRoot: "/run/gpufrac/": {NORMAL}: write /run/gpufrac',
+        ),
+        (
+            "mps: {runRoot: //run}",
+            f'mps.runRoot: "//run": {NORMAL}: write /run',
+        ),
+        ('mps: {logRoot: "/var/\\nlog"}', 'mps.logRoot: "/var/\\nlog": must not contain control characters'),
+        (
+            "mps: {runRoot: /" + "r" * 49 + "}",
+            f'mps.runRoot: "/{"r" * 49}": must be at most 49 bytes long: {TOO_LONG}',
+        ),
+        ("mps: {sharedMemory: yes}", f'mps.sharedMemory: "yes": {TRUE}'),
+        ("mps: {sharedMemory: 'true'}", f'mps.sharedMemory: "true": {TRUE}'),
+        ("mps: {sharedMemory: True}", f'mps.sharedMemory: "True": {TRUE}'),
+        ("mps: {sharedMemory: 1}", f'mps.sharedMemory: "1": {TRUE}'),
+        ("mps: {clientLimit: 61}", f'mps.clientLimit: "61": {LIMIT}'),
+        ("mps: {clientLimit: 0}", f'mps.clientLimit: "0": {LIMIT}'),
+        ("mps: {clientLimit: 012}", f'mps.clientLimit: "012": {LIMIT}'),
+        ("mps: {run_root: /x}", 'mps.run_root: unknown key; did you mean "runRoot"?'),
+        ("runRoot: /x", "runRoot: unknown key: it belongs under mps"),
+        ("cdi: {gpuDevices: nvml}", 'cdi.gpuDevices: "nvml": must be auto, cdi or envvar'),
+        ("cdi: {delivery: env}", 'cdi.delivery: "env": must be cdi or both'),
+        ("cdi: {directory: cdi}", 'cdi.directory: "cdi": must be an absolute path'),
+        (
+            "kubelet: {root: /" + "k" * 49 + "}",
+            f'kubelet.root: "/{"k" * 49}": must be at most 49 bytes long: {TOO_LONG}',
+        ),
+        ("stateRoot: var", 'stateRoot: "var": must be an absolute path'),
+        ("stateroot: /var", 'stateroot: unknown key; did you mean "stateRoot"?'),
+        ("backend: cuda", 'backend: "cuda": must be nvml or simulated'),
+        ("simulated: {}", "simulated: is only possible with backend: simulated"),
+        (
+            "backend: simulated\nsimulated: {gpus: []}",
+            "simulated.gpus: must hold at least one GPU, such as {memory: 80Gi}",
+        ),
+        ("backend: simulated\nsimulated: {gpus: 2}", 'simulated.gpus: "2": must be a list of GPUs'),
+        ("backend: simulated\nsimulated: {gpus: [80Gi]}", 'simulated.gpus[0]: "80Gi": must be a mapping'),
+        (
+            "backend: simulated\nsimulated: {gpus: [{memory: 80}]}",
+            f'simulated.gpus[0].memory: "80": must be at least 1Mi {BYTES}',
+        ),
+        (
+            "backend: simulated\nsimulated: {gpus: [" + "{}," * 65 + "]}",
+            "simulated.gpus: must not hold more than 64 GPUs",
+        ),
+        (
+            "backend: simulated\nsimulated: {driver: latest}",
+            'simulated.driver: "latest": must be a driver version such as "580.95.05"',
+        ),
+        *(
+            (
+                f"metrics: {{address: {text}}}",
+                f'metrics.address: "{text}": must be host:port such as 127.0.0.1:9478 or [::1]:9478{NO_METRICS}',
+            )
+            for text in (
+                *(
+                    "localhost",
+                    "127.0.0.1:65536",
+                    "300.0.0.1:1",
+                    "127.0.0.1:0x10",
+                    "a b:1",
+                    "127.0.0.1:-0",
+                    "http://x:1",
+                ),
+            )
+        ),
+        ("gpus: {include: [0, 1, 1]}", 'gpus.include[2]: "1": is named twice in this list'),
+        ("gpus: {groups: [pair0]}", "gpus.groups: must be a mapping, such as {pair0: [0, 1]}"),
+        ("gpus: {groups: {pair0: []}}", "gpus.groups.pair0: must name at least one GPU"),
+        ("gpus: {groups: {pair0: 0}}", 'gpus.groups.pair0: "0": must be a list of GPUs'),
+        ("gpus: {groups: {pair0: [0, 1], pair1: [1, 2]}}", "gpus.groups.pair1: GPU 1 is already in group pair0"),
+        ("gpus: {exclude: [1], groups: {pair0: [0, 1]}}", "gpus.groups.pair0: GPU 1 is excluded by gpus.exclude"),
+        (
+            "gpus: {groups: {Pair: [0]}}",
+            f"gpus.groups.Pair: {NAME}",
+        ),
+        ("gpus: {groups: {-a: [0]}}", f'gpus.groups."-a": {NAME}'),
+        (
+            'gpus: {groups: {"a/../b": [0]}}',
+            f'gpus.groups."a/../b": {NAME}',
+        ),
+        (
+            "gpus: {groups: {" + "g" * 57 + ": [0]}}",
+            f"gpus.groups.{'g' * 57}: the name must be at most 56 characters long",
+        ),
+    ],
+)
+def test_rules_of_the_rest(extra: str, expected: str) -> None:
+    number, _, problem = the_problem(f"{MINIMAL}{extra}\n").partition(": ")
+    assert problem == expected
+    assert number == str(7 + extra.count("\n"))
+
+
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1:9478", "[::1]:0", "localhost:80", "node-1.example.com:9478", "0.0.0.0:65535"]
+)
+def test_metrics_addresses(address: str) -> None:
+    assert parse_config(f'{MINIMAL}metrics: {{address: "{address}"}}\n', "f").metrics_address == address
+
+
+@pytest.mark.parametrize("address", [":9478", "::1:9478", "[::1:9478", "[]:1", "[", "[127.0.0.1]:1", "-a:1"])
+def test_bad_metrics_addresses(address: str) -> None:
+    assert "must be host:port" in the_problem(f'{MINIMAL}metrics: {{address: "{address}"}}\n')
+
+
+def test_a_long_group_name_counts_for_the_socket_path() -> None:
+    groups = f"gpus: {{groups: {{{'g' * 56}: [0]}}}}\n"
+    fits, too_long = f"mps: {{runRoot: /{'r' * 32}}}\n", f"mps: {{runRoot: /{'r' * 33}}}\n"
+    config = parse_config(MINIMAL + groups + fits, "f")
+    assert len(f"{config.mps.run_root}/mps/{'g' * 56}/pipe/control") == 107
+    assert "must be at most 33 bytes long" in the_problem(MINIMAL + groups + too_long)
+    parse_config(MINIMAL + too_long, "f")
+
+
+def test_the_longest_paths_fit_in_a_socket_address() -> None:
+    config = parse_config(f"{MINIMAL}mps: {{runRoot: /{'r' * 48}}}\nkubelet: {{root: /{E_ACUTE * 24}}}\n", "f")
+    assert len(f"{config.mps.run_root}/mps/{UUID_A}/pipe/control".encode()) <= 107
+    longest = socket_name(f"{'a' * 200}.dev/{'b' * 63}")
+    assert len(f"{config.kubelet_root}/device-plugins/{longest}".encode()) <= 107
+    assert "must be at most 49 bytes" in the_problem(f"{MINIMAL}kubelet: {{root: /{E_ACUTE * 25}}}\n")
+
+
+def test_groups_go_with_memory_only_and_with_no_other_selection() -> None:
+    groups = "gpus: {groups: {pair0: [0, 1]}}\n"
+    unit = resource(memory="", unit="1Gi", gpus="{groups: [pair0]}") + groups
+    assert the_problem(unit).endswith(
+        "resources[0].gpus: groups are for resources with memory: all units of a container are on one GPU"
+    )
+    both = resource(gpus="{include: [0], groups: [pair0]}") + groups
+    assert the_problem(both).endswith("resources[0].gpus: groups must not be combined with include or exclude")
+    twice = resource(gpus="{groups: [pair0, pair0]}") + groups
+    assert the_problem(twice).endswith('resources[0].gpus.groups[1]: "pair0": is named twice in this list')
+    other = resource(gpus="{groups: [pair1]}") + groups
+    assert the_problem(other).endswith('resources[0].gpus.groups[0]: "pair1": is no group: gpus.groups declares pair0')
+
+
+def test_what_depends_on_the_node_is_no_error() -> None:
+    config = parse_config(resource(memory="{request: 100Ti}", gpus=f"{{include: [999, {UUID_A}]}}"), "f")
+    assert config.resources[0].gpus.include == (999, UUID_A)
+
+
+# -- the file as a whole
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "is empty: it must hold a NodeConfig"),
+        ("# nothing\n", "is empty: it must hold a NodeConfig"),
+        ("---\n", "2: must not be empty"),
+        ("null\n", "1: must not be empty"),
+        ("- a\n", "1: must be a mapping"),
+        ("hello\n", '1: "hello": must be a mapping'),
+        ("!!set {a}\n", "1: must be a mapping"),
+        ("!foo {a: 1}\n", "1: must be a mapping"),
+        (f"{MINIMAL}---\n{MINIMAL}", "7: must hold one YAML document, a second one starts here"),
+        (f"\ufeff{MINIMAL}", "1: must not start with a byte order mark: save it as plain UTF-8"),
+        (f"{MINIMAL}a: \0\n", "7: must not contain NUL characters"),
+        (f"{MINIMAL}a: \ud800\n", "7: must be UTF-8"),
+        (MINIMAL.encode() + b"a: \xff\n", "7: must be UTF-8"),
+        (MINIMAL.encode("utf-16"), "must be UTF-8: this looks like UTF-16"),
+        (f"{MINIMAL}mps:\n\trunRoot: /x\n", "8: is not valid YAML: indented with a tab, use spaces"),
+        (f"{MINIMAL}\t\n", None),
+        ("[" * 500_000, "1: "),
+        ("{a: " * 200_000, "1: must not be nested deeper than 16 levels"),
+        ("- " * 200_000, "1: must not be nested deeper than 16 levels"),
+        ("[" + "0," * 100_000 + "]", "1: must not hold more than 20000 YAML values"),
+        ("#" * (1 << 20) + "\n", "must not be larger than 1Mi"),
+        (f"{MINIMAL}gpus: {{include: [*x]}}\n", "7: is not valid YAML: found undefined alias"),
+        (f"{MINIMAL}metrics: {{address: 'x}}\n", None),
+        (f"{MINIMAL}a: b: c\n", None),
+        (f"{MINIMAL}a: \x01\n", None),
+    ],
+    ids=range(25),
+)
+def test_hardly_yaml(content: str | bytes, expected: str | None, any_loader: None) -> None:
+    problem = the_problem(content)
+    if expected is None:
+        assert "is not valid YAML: " in problem
+    else:
+        assert problem.startswith(expected)
+
+
+def test_keys_of_the_top(any_loader: None) -> None:
+    assert problems("{}") == [
+        "1: apiVersion: is required: gpufrac.dev/v1",
+        "1: kind: is required: NodeConfig",
+        "1: resources: is required: a list with at least one resource",
+    ]
+    assert problems(HEAD.replace("NodeConfig", "nodeconfig") + "resources: []\n") == [
+        '2: kind: "nodeconfig": must be NodeConfig',
+        "3: resources: must hold at least one resource",
+    ]
+    assert the_problem(f"{HEAD}resources: {{name: a}}\n") == "3: resources: must be a list of resources"
+    assert the_problem(f"{HEAD}resources: [a]\n") == '3: resources[0]: "a": must be a mapping'
+
+
+def test_keys_given_twice(any_loader: None) -> None:
+    assert the_problem(f"{MINIMAL}backend: nvml\nbackend: nvml\n") == "8: backend: is given twice, first in line 7"
+    assert the_problem(resource(compute="{mode: sm-sharing, mode: sm-sharing}")) == (
+        "6: resources[0].compute.mode: is given twice, first in line 6"
+    )
+
+
+def test_keys_that_are_no_text(any_loader: None) -> None:
+    assert the_problem(f"{MINIMAL}? [a, b]\n: 1\n") == "7: a key must be plain text"
+    assert the_problem(f"{MINIMAL}on: 1\n").startswith("7: on: unknown key")
+    assert the_problem(f'{MINIMAL}"a\\nf:1: fine\\e": 1\n').startswith('7: "a\\nf:1: fine\\u001b": unknown key')
+
+
+def test_anchors_are_fine_and_merge_keys_are_not(any_loader: None) -> None:
+    shared = f"""{HEAD}resources:
+  - name: gpufrac.dev/a
+    memory: {{request: 8Gi}}
+    compute: &compute {{mode: sm-sharing}}
+  - name: gpufrac.dev/b
+    memory: {{request: 16Gi}}
+    compute: *compute
+"""
+    assert [r.mode for r in parse_config(shared, "f").resources] == [Mode.SM_SHARING, Mode.SM_SHARING]
+    merged = shared.replace("compute: *compute", "compute: {<<: *compute, threadPercent: 5}")
+    assert problems(merged) == [
+        '9: resources[1].compute."<<": merge keys are not supported: write the values out',
+        "9: resources[1].compute.mode: is required: sm-sharing or time-slicing",
+    ]
+
+
+def test_alias_bombs_and_circles_are_bounded(any_loader: None) -> None:
+    bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"a{i}: &a{i} [{','.join(f'*a{i - 1}' for _ in range(9))}]\n" for i in range(1, 30)
+    )
+    assert len(problems(f"{MINIMAL}{bomb}resources: *a29\n")) == 31
+    many = f"{HEAD}a: &r {{colour: red}}\nresources: [{','.join(['*r'] * 5000)}]\n"
+    assert "4: resources: must not hold more than 256 resources" in problems(many)
+    assert the_problem(f"{HEAD}resources: &r [*r]\n") == "3: resources[0]: must be a mapping"
+
+
+def test_a_flood_of_problems_is_cut(any_loader: None) -> None:
+    content = f"{HEAD}resources:\n" + "  - {a: 1, b: 2}\n" * 200
+    with pytest.raises(ConfigErrors) as caught:
+        parse_config(content, "f")
+    assert len(caught.value.problems) == 200 * 5
+    lines = str(caught.value).split("\n")
+    assert len(lines) == 101
+    assert lines[-1] == "f: and 900 more problems"
+
+
+def test_long_values_are_shown_short() -> None:
+    assert len(the_problem(resource(name="x" * 100_000))) < 300
+
+
+# -- files
+
+
+def test_a_file(short_tmp: Path) -> None:
+    path = short_tmp / "config.yaml"
+    path.write_text(MINIMAL)
+    assert load_config(path) == load_config(str(path)) == parse_config(MINIMAL, "f")
+    path.write_text("kind: 1\n")
+    with pytest.raises(ConfigErrors, match=f"^{path}:1: "):
+        load_config(path)
+
+
+def test_files_that_are_none(short_tmp: Path) -> None:
+    os.mkfifo(short_tmp / "pipe")
+    (short_tmp / "loop").symlink_to("loop")
+    (short_tmp / "large").write_bytes(b"#" * ((1 << 20) + 1))
+    for name, rule in {
+        "missing": "No such file or directory",
+        ".": "it is a directory, name the file in it",
+        "pipe": "it is not a regular file",
+        "loop": "Too many levels of symbolic links",
+        "large": "it is larger than 1Mi",
+        "a\0b": "embedded null byte",
+    }.items():
+        path = f"{short_tmp}/{name}"
+        with pytest.raises(ConfigErrors) as caught:
+            load_config(path)
+        assert str(caught.value) == f"{path}: cannot be read: {rule}"
+
+
+# -- socket names
+
+
+def test_socket_names() -> None:
+    names = [
+        f"{domain}/{base}" for domain in ("a.dev", "b.dev") for base in ("gpu", "Gpu", "g" * 63, "g" * 62, "a_b.C-1")
+    ]
+    sockets = [socket_name(name) for name in names]
+    assert len(set(sockets)) == len(names)
+    assert sockets == [socket_name(name) for name in names]
+    assert max(map(len, sockets)) == SOCKET_NAME_MAX_BYTES == 42
+    assert all(s.startswith("gpufrac-") and s.endswith(".sock") and "/" not in s for s in sockets)
+    assert socket_name("gpufrac.dev/gpu-8gi").startswith("gpufrac-gpu-8gi-")
+
+
+def test_a_socket_name_never_leaves_its_directory() -> None:
+    hostile: Any = ["../../x", "a/../b", "a/\n", "a/\u00e9", ""]
+    for name in hostile:
+        text = socket_name(name)
+        assert os.path.basename(text) == text
+        assert text.isascii()
+        assert text.isprintable()
+        assert " " not in text
