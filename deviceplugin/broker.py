@@ -8,9 +8,9 @@ Who needs to react to a change waits on `wait_dirty` (the keeper) or `wait_list`
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec import structs
 
 from deviceplugin import ids
 from deviceplugin.ledger import Ledger
@@ -32,8 +32,7 @@ OFFER_REST_S = 1.0
 EMPTY = Advertisement(())
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(msgspec.Struct, frozen=True):
     """A resource's list and its generation, which grows with every change."""
 
     generation: int
@@ -121,7 +120,7 @@ class Broker:
             gpu_kind=self._gpu_kind,
         )
         if isinstance(outcome, Allocation):
-            outcome = msgspec.structs.replace(outcome, created_unix_s=round(self._wall(), 3))
+            outcome = structs.replace(outcome, created_unix_s=round(self._wall(), 3))
             self._ledger.put(outcome)
             self._accounts.add(outcome)
             self._granted_at[resource] = self._monotonic()
@@ -238,9 +237,7 @@ class Broker:
                 force=True,
             )
             if isinstance(outcome, Allocation):
-                outcome = msgspec.structs.replace(
-                    outcome, key=key or outcome.key, created_unix_s=round(self._wall(), 3)
-                )
+                outcome = structs.replace(outcome, key=key or outcome.key, created_unix_s=round(self._wall(), 3))
                 if outcome.key in self._accounts:
                     return Refusal(RefusalCode.INVALID, f"{resource}: key {outcome.key} already names other shares")
                 self._ledger.put(outcome)
@@ -385,12 +382,12 @@ class Broker:
             uuid = status.info.uuid
             trouble = self._graced(uuid, self._absence or daemon_trouble(status), now_s)
             gpu = gpu_view(status, self._config, blocked=self._blocked(status), daemon_waiting=trouble)
-            views.append(replace(gpu, waiting=gpu.waiting or trouble) if self._absence else gpu)
+            views.append(structs.replace(gpu, waiting=gpu.waiting or trouble) if self._absence else gpu)
         view = node_view(self._config, views, self._view)
         resources = dict(view.resources)
         for name in sorted(self._accounts.resources() - resources.keys()):
             resources[name] = self._dropped(name)
-        self._view = replace(view, resources=resources)
+        self._view = structs.replace(view, resources=resources)
 
     def _graced(self, uuid: str, trouble: str, now_s: float) -> str:
         if not trouble:
@@ -458,8 +455,7 @@ class Broker:
         return min((end - now_s for end in ends if end > now_s), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(msgspec.Struct, frozen=True):
     """What `Broker.inspect` shows. `held`: GPU -> (granted bytes, mode, allocations)."""
 
     view: NodeView
@@ -498,7 +494,7 @@ def _with_lost(now: tuple[GpuStatus, ...], before: tuple[GpuStatus, ...]) -> tup
     """GPUs as reported, and those that vanished from the report as lost: their shares must not vanish with them."""
     reported = {status.info.uuid for status in now}
     gone = [
-        msgspec.structs.replace(status, health=GpuHealth.LOST, reason="the GPU is no longer reported", daemon=None)
+        structs.replace(status, health=GpuHealth.LOST, reason="the GPU is no longer reported", daemon=None)
         for status in before
         if status.info.uuid not in reported
     ]

@@ -90,14 +90,14 @@ class Keeper:
         *,
         kubelet_root: str,
         pod_processes: Callable[[], Mapping[str, list[tuple[str, str | None]]]],
-        rescan: Callable[[], None] = lambda: None,
+        housekeeping: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker, self._specs, self._mpsd, self._kubelet = broker, specs, mpsd, kubelet
         self._plugins_directory = os.path.join(kubelet_root, "device-plugins")
         self._pods_directory = os.path.join(kubelet_root, "pods")
         self._pod_processes = pod_processes
-        self._rescan = rescan
+        self._housekeeping = housekeeping
         self._monotonic = monotonic
         self.report = Report()
         self._stop = threading.Event()
@@ -226,7 +226,7 @@ class Keeper:
                 self.observe()
                 self.collect()
                 self.check_markers()
-                self._rescan()
+                self._housekeeping()
             except Exception:
                 log.exception("the observer failed and goes on")
             idle = not self._broker.allocations()

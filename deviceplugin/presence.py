@@ -6,7 +6,8 @@ checkpoint keeps stale entries, which is why the pod directory has one (both ver
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from deviceplugin.plan.model import Allocation
 
@@ -19,8 +20,7 @@ Shares = tuple[str, tuple[str, ...]]
 """Resource and sorted device IDs of one container."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(msgspec.Struct, frozen=True):
     """A container that holds shares. `pod_uid` is known from the checkpoint only."""
 
     namespace: str = ""
@@ -29,8 +29,7 @@ class Holder:
     pod_uid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(msgspec.Struct, frozen=True):
     """What a kubelet shows at one moment.
 
     `listed`: PodResources, one entry per container and resource. `checkpointed`: entries of the checkpoint whose pod

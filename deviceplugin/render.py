@@ -3,7 +3,7 @@
 Limits travel in CDI containerEdits, which a pod spec can't override; `delivery: both` repeats them in the answer.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from cdi.model import ContainerEdits, Device, Mount, Spec
 from deviceplugin.plan.model import Allocation
@@ -19,8 +19,7 @@ CONTAINER_PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108
 """Where a CUDA client looks for the daemon when it has lost its environment (MPS protocol 2 default)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """What Allocate returns for one container."""
 
     cdi_devices: tuple[str, ...]

@@ -7,7 +7,6 @@ struct, so the file is never written. Entries of finished pods stay until the ku
 import base64
 import binascii
 import os
-from dataclasses import dataclass
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -24,8 +23,7 @@ class CheckpointError(TransientError):
     """The checkpoint is missing, unreadable or of a form we don't know."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One container's devices of one resource. `allocation_key` is the one in our cached answer, if it is ours."""
 
     pod_uid: str

@@ -13,7 +13,7 @@ def describe(error: Exception, socket_path: str) -> str:
         return f"{socket_path} is not there: is its process running?"
     if not isinstance(error, grpc.RpcError) or not callable(getattr(error, "details", None)):
         return str(error)[:MAX_LENGTH]
-    code, details = error.code(), str(error.details())  # type: ignore[attr-defined]  # grpc.Call, which has no type
+    code, details = error.code(), str(error.details())
     if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details:
         return f"{socket_path} refuses connections"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

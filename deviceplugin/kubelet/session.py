@@ -61,7 +61,7 @@ class Session:
         socket_name: str,
         broker: Broker,
         recheck: Callable[[], None],
-        on_registered: Callable[[str], None] = lambda resource: None,
+        on_registered: Callable[[], None] = lambda: None,
     ) -> None:
         self.resource = resource
         self.state = SessionState.STARTING
@@ -163,7 +163,7 @@ class Session:
             return None
         self.registrations += 1
         self._note(SessionState.REGISTERED, "", reason)
-        self._on_registered(self.resource)
+        self._on_registered()
         return kubelet
 
     def _start_server(self) -> None:

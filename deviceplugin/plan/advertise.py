@@ -5,7 +5,8 @@ Unhealthy share kills running pods at the next kubelet restart (verified on kube
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from deviceplugin import ids
 from deviceplugin.plan.accounts import Accounts
@@ -14,8 +15,7 @@ from mpsd.config.model import UnitMemory
 from mpsd.gpu.model import Mode
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """One entry of a list: as the kubelet's Device message."""
 
     id: str
@@ -23,8 +23,7 @@ class Device:
     numa_node: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Advertisement:
+class Advertisement(msgspec.Struct, frozen=True):
     """What a resource lists. `reason` says why nothing more can be had, empty while something can.
 
     `gpu_reasons` says the same per GPU; `offer` is the GPU whose free units are on offer (unit resources only).

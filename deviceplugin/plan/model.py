@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -12,8 +11,7 @@ from mpsd.gpu.model import Mode
 from mpsd.shares import ShareSize
 
 
-@dataclass(frozen=True, slots=True)
-class GpuView:
+class GpuView(msgspec.Struct, frozen=True):
     """One GPU as the planner sees it. Empty reasons mean: no objection.
 
     `lost`: every share of it is Unhealthy, held ones too. `blocked`: nothing new in any mode and Allocate refuses.
@@ -37,8 +35,7 @@ class GpuView:
         return f"GPU {self.index} ({self.uuid})"
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceView:
+class ResourceView(msgspec.Struct, frozen=True):
     """One resource on this node: its share on each GPU, and the level at which a limit of it is enforced.
 
     `objection` and `too_long` say why it advertises nothing new at all (enforcement below its minimum, dropped from
@@ -50,10 +47,10 @@ class ResourceView:
     enforcement: Enforcement
     objection: str = ""
     too_long: str = ""
-    sizes: Mapping[str, ShareSize] = field(default_factory=dict)
-    unfit: Mapping[str, str] = field(default_factory=dict)
-    device_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    gpu_of: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, ShareSize] = msgspec.field(default_factory=dict)
+    unfit: Mapping[str, str] = msgspec.field(default_factory=dict)
+    device_ids: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    gpu_of: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -65,8 +62,7 @@ class ResourceView:
         return self.objection or self.too_long
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(msgspec.Struct, frozen=True):
     """Everything planning looks at beside the accounts. GPUs and resources keep their configured order."""
 
     gpus: Mapping[str, GpuView]
@@ -107,8 +103,7 @@ class RefusalCode(StrEnum):
     MODE_CONFLICT = "mode-conflict"
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """A valid "no": the text tells the pod's owner what was asked, what is free and what to do."""
 
     code: RefusalCode

@@ -1,7 +1,8 @@
 """Config + what mpsd reports -> the planner's view of the node (pure)."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec import structs
 
 from deviceplugin import ids
 from deviceplugin.plan import enforcement
@@ -85,10 +86,10 @@ def _with_ids(view: ResourceView, gpus: Mapping[str, GpuView], config: NodeConfi
             f"it would list {total} devices, more than the {MAX_ADVERTISED_DEVICES} a kubelet safely takes: "
             "use a larger unit or fewer GPUs"
         )
-        return replace(view, too_long=too_long)
+        return structs.replace(view, too_long=too_long)
     device_ids = {uuid: tuple(ids.device_id(uuid, n) for n in range(count)) for uuid, count in counts.items()}
     gpu_of = {identifier: uuid for uuid, all_ids in device_ids.items() for identifier in all_ids}
-    return replace(view, device_ids=device_ids, gpu_of=gpu_of)
+    return structs.replace(view, device_ids=device_ids, gpu_of=gpu_of)
 
 
 def slot_count(resource: Resource, usable: int, client_limit: int) -> int:

@@ -1,0 +1,211 @@
+"""Everything the plugin process does beside serving the kubelet; started once it has registered."""
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Protocol
+
+from msgspec import structs
+
+from cdi.writer import SpecDirectory
+from deviceplugin import lastknown, render
+from deviceplugin.broker import Broker
+from deviceplugin.gpudevices import DeviceChooser
+from deviceplugin.keeper import Keeper
+from deviceplugin.kubelet.podresources import PodResourcesClient
+from deviceplugin.kubelet.sessions import Sessions
+from deviceplugin.kubelet.watch import DirectoryWatch, socket_identity
+from deviceplugin.metrics import MetricsServer
+from deviceplugin.status import PluginStatus, plugin_status
+from mpsd.config.model import NodeConfig
+from mpsd.config.watch import ConfigWatcher
+from mpsd.errors import GpufracError
+from mpsd.localapi.client import MpsdClient
+from mpsd.localapi.server import LocalServer
+from mpsd.log import get_logger
+from mpsd.processes import processes_of_pods
+from mpsd.snapshot import Snapshot
+
+log = get_logger("plugin")
+
+WATCH_TIMEOUT_S = 20.0
+RECONNECT_S = 0.5
+
+
+class Part(Protocol):
+    """Something of the process that runs until closed."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Services:
+    """Keeper, mpsd watcher, config reload, local API and metrics of one plugin process."""
+
+    def __init__(
+        self,
+        config_path: str,
+        broker: Broker,
+        sessions: Sessions,
+        devices: DeviceChooser,
+        known_path: str,
+        known: lastknown.LastKnown,
+    ) -> None:
+        config = broker.config
+        self._broker, self._sessions, self._devices = broker, sessions, devices
+        self._known_path, self._known = known_path, known
+        self._started_unix_s = time.time()
+        self._kubelet_path = os.path.join(config.kubelet_root, "device-plugins", "kubelet.sock")
+        self._kubelet_socket = socket_identity(self._kubelet_path)
+        self._kubelet = PodResourcesClient(os.path.join(config.kubelet_root, "pod-resources", "kubelet.sock"))
+        self._specs = SpecDirectory(config.cdi.directory, render.VENDOR, render.CLASS)
+        self._specs.collect_temp_files()
+        self._mpsd = MpsdClient(config.mpsd_socket)
+        self._keeper = Keeper(
+            broker,
+            self._specs,
+            self._mpsd,
+            self._kubelet,
+            kubelet_root=config.kubelet_root,
+            pod_processes=partial(_pod_processes, config.backend == "simulated"),
+            housekeeping=self._housekeeping,
+        )
+        self._config_error = ""
+        self._restart_needed = ""
+        self._stop = threading.Event()
+        self._parts: list[Part] = [
+            self._keeper,
+            LocalServer(config.plugin_socket, {"status": self._status, "allocations": self._allocations}),
+            DirectoryWatch(os.path.dirname(self._kubelet_path), self._kubelet_hint),
+            ConfigWatcher(config_path, self._on_config, self._on_config_error, current=config),
+        ]
+        if config.metrics_address:
+            self._parts.append(MetricsServer(config.metrics_address, self.status))
+        self._running: list[Part] = []
+        self._watcher = threading.Thread(target=self._watch_mpsd, name="mpsd-watch", daemon=True)
+
+    def start(self) -> None:
+        """Starts all parts. What fails is raised; `close` ends what has started."""
+        self._watcher.start()
+        for part in self._parts:
+            self._running.append(part)
+            part.start()
+
+    def close(self) -> None:
+        """Stops all parts; allocations and CDI files stay. The watcher of mpsd ends with its call, or the process."""
+        self._stop.set()
+        for part in reversed(self._running):
+            part.close()
+        self._kubelet.close()
+        self._specs.close()
+
+    def recheck(self) -> None:
+        """See Keeper.recheck."""
+        self._keeper.recheck()
+
+    def status(self) -> PluginStatus:
+        """The plugin as it is now."""
+        return plugin_status(
+            self._broker.inspect(),
+            self._keeper.report,
+            self._sessions.by_resource(),
+            pid=os.getpid(),
+            started_unix_s=self._started_unix_s,
+            config_error=self._config_error,
+            config_restart_needed=self._restart_needed,
+            gpu_devices_reason=self._devices.choice.reason,
+            problems=self._broker.problems,
+        )
+
+    def _status(self, params: Mapping[str, object]) -> PluginStatus:
+        return self.status()
+
+    def _allocations(self, params: Mapping[str, object]) -> object:
+        return self.status().allocations
+
+    def _housekeeping(self) -> None:
+        self._devices.choose_if_due()
+        self._sessions.sync()
+
+    def _kubelet_hint(self) -> None:
+        now = socket_identity(self._kubelet_path)
+        if now is not None and now != self._kubelet_socket:
+            if self._kubelet_socket is not None:
+                log.info("the kubelet restarted")
+                self._broker.kubelet_restarted()
+            self._kubelet_socket = now
+            self._keeper.look()
+        self._sessions.hint()
+
+    def _watch_mpsd(self) -> None:
+        instance, generation, answering = "", -1, True
+        while not self._stop.is_set():
+            try:
+                snapshot = self._mpsd.watch(instance, max(0, generation), WATCH_TIMEOUT_S)
+            except GpufracError as error:
+                if answering:
+                    log.warning("mpsd does not answer; no container starts until it does", error=str(error))
+                    answering = False
+                    self._broker.observe_snapshot(None)
+                instance, generation = "", -1
+                self._stop.wait(RECONNECT_S)
+                continue
+            if not answering:
+                log.info("mpsd answers")
+            answering = True
+            if (snapshot.instance, snapshot.generation) == (instance, generation):
+                continue
+            returned = snapshot.instance != instance
+            instance, generation = snapshot.instance, snapshot.generation
+            self._broker.observe_snapshot(snapshot)
+            if returned:
+                self._keeper.mpsd_returned()
+            self._remember(snapshot)
+
+    def _remember(self, snapshot: Snapshot) -> None:
+        """Keeps what the next start needs, and looks for the device nodes of new GPUs."""
+        if not snapshot.gpus:
+            return
+        gpus = lastknown.without_moments(snapshot.gpus)
+        if [gpu.info.uuid for gpu in gpus] != [gpu.info.uuid for gpu in self._known.gpus]:
+            self._devices.choose()
+        known = lastknown.LastKnown(gpus=gpus, gpu_kind=self._devices.choice.kind)
+        if known != self._known:
+            self._known = known
+            lastknown.store(self._known_path, known)
+
+    def _on_config(self, config: NodeConfig) -> None:
+        effective, ignored = merge_reload(self._broker.config, config)
+        self._config_error, self._restart_needed = "", ", ".join(ignored)
+        self._broker.apply_config(effective)
+        self._broker.publish()
+        self._devices.choose()
+        self._sessions.sync()
+        log.info("config reloaded", resources=len(config.resources), restart_needed=self._restart_needed)
+
+    def _on_config_error(self, error: str) -> None:
+        self._config_error = error
+        log.error("the new config is not usable; the old one stays in force", error=error)
+
+
+FIXED = ("kubelet_root", "state_root", "backend", "simulated", "metrics_address")
+FIXED_MPS = ("run_root", "log_root")
+
+
+def merge_reload(old: NodeConfig, new: NodeConfig) -> tuple[NodeConfig, list[str]]:
+    """The config to put in force, and the settings in it that need a restart (pure)."""
+    ignored = [name for name in FIXED if getattr(old, name) != getattr(new, name)]
+    ignored += [f"mps.{name}" for name in FIXED_MPS if getattr(old.mps, name) != getattr(new.mps, name)]
+    if old.cdi.directory != new.cdi.directory:
+        ignored.append("cdi.directory")
+    mps = structs.replace(new.mps, **{name: getattr(old.mps, name) for name in FIXED_MPS})
+    cdi = structs.replace(new.cdi, directory=old.cdi.directory)
+    kept = {name: getattr(old, name) for name in FIXED}
+    return structs.replace(new, mps=mps, cdi=cdi, **kept), ignored
+
+
+def _pod_processes(simulated: bool) -> Mapping[str, list[tuple[str, str | None]]]:
+    found = processes_of_pods(simulated=simulated)
+    return {uid: [(process.container, process.marker) for process in processes] for uid, processes in found.items()}
