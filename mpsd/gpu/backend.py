@@ -16,7 +16,7 @@ class GpuError(GpufracError):
 
 
 class GpuLostError(GpuError):
-    """The GPU fell off the bus (NVML 15 GPU_IS_LOST, 28 RESET_REQUIRED) or vanished from the list."""
+    """The GPU fell off the bus (NVML 15 GPU_IS_LOST, 16 RESET_REQUIRED, 28 GPU_NOT_FOUND) or vanished."""
 
 
 class GpuNotSupportedError(GpuError):
@@ -34,7 +34,7 @@ class GpuBackend(Protocol):
     """Blocking calls, safe from several threads; any may hang, so callers bring their own deadline."""
 
     def open(self) -> None:
-        """Initialise. Raises GpuError with the reason (library missing, driver not loaded ...). May be called again after."""
+        """Initialise. Raises GpuError with the reason (library missing, driver not loaded ...). May be called again."""
 
     def close(self) -> None:
         """Release the library; never raises."""
@@ -58,4 +58,4 @@ class GpuBackend(Protocol):
         """Processes with a compute context, MPS clients included. Raises GpuError."""
 
     def wait_xid(self, timeout_s: float) -> XidEvent | None:
-        """Blocks for the next critical XID, None after the time. Raises GpuNotSupportedError where events are not offered."""
+        """Blocks for the next critical XID, None after the time. GpuNotSupportedError where no events are offered."""

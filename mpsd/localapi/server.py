@@ -1,0 +1,239 @@
+"""The serving side of the local API: a unix socket, one thread per connection, a table of methods.
+
+Knows nothing of what it serves. A peer can at worst waste its own connection.
+"""
+
+import fcntl
+import os
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from mpsd.errors import ConfigError, GpufracError, ProtocolError
+from mpsd.localapi import wire
+from mpsd.localapi.lines import LineReader
+from mpsd.log import get_logger
+
+Method = Callable[[dict[str, Any]], object]
+"""Takes the request's params, returns what msgspec can encode; a GpufracError is passed on to the caller.
+
+Params come from outside: convert them (msgspec.convert) or check them. A method may block, at most wire.MAX_BLOCK_S.
+"""
+
+MAX_PATH_BYTES: Final = 107
+"""sun_path of sockaddr_un holds 108 bytes with the closing zero (unix(7))."""
+MAX_CONNECTIONS: Final = 64
+IDLE_S: Final = 60.0
+"""A connection that brings no whole request in this time is closed."""
+_SEND_S: Final = 10.0
+_CLOSE_S: Final = 2.0
+_BIND_LOCK_S: Final = 5.0
+
+log = get_logger("localapi")
+
+
+class LocalServer:
+    """Serves `methods` on the unix socket `path`, for root and for the user it runs as."""
+
+    def __init__(self, path: str, methods: Mapping[str, Method], *, mode: int = 0o600, idle_s: float = IDLE_S) -> None:
+        self._path, self._methods, self._mode, self._idle_s = path, dict(methods), mode, idle_s
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._closing = threading.Event()
+        self._listener: socket.socket | None = None
+        self._identity: tuple[int, int] | None = None
+        self._accepting = threading.Thread(target=self._accept, name="localapi", daemon=True)
+
+    def start(self) -> None:
+        """Binds and serves. Raises ConfigError for an impossible path, GpufracError when it can't be had."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._identity = _bind(listener, self._path, self._mode)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
+        self._accepting.start()
+
+    def close(self) -> None:
+        """Takes no more requests, lets running ones finish for a moment, removes the socket. May be called twice.
+
+        A method that blocks must be woken by its owner first; otherwise its thread (a daemon) is left behind.
+        """
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        self._closing.set()
+        _shut(listener, socket.SHUT_RDWR)  # wakes accept()
+        self._accepting.join(_CLOSE_S)
+        listener.close()
+        with suppress(OSError):
+            if self._identity == _identity(self._path):  # never another instance's
+                os.unlink(self._path)
+        with self._lock:
+            connections = dict(self._connections)
+        for connection in connections:
+            _shut(connection, socket.SHUT_RD)  # an answer under way is still sent
+        give_up_s = time.monotonic() + _CLOSE_S
+        for connection, thread in connections.items():
+            thread.join(max(0.0, give_up_s - time.monotonic()))
+            if thread.is_alive():
+                _shut(connection, socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        listener = self._listener
+        while listener is not None and not self._closing.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError as exc:
+                if self._closing.is_set():
+                    return
+                log.error("cannot accept a connection", error=exc)
+                self._closing.wait(1.0)  # out of descriptors: others have to go first
+                continue
+            self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        connection.settimeout(_SEND_S)
+        uid = _peer_uid(connection)
+        with self._lock:
+            full = len(self._connections) >= MAX_CONNECTIONS
+            if not full and uid in (0, os.geteuid()):
+                thread = threading.Thread(target=self._serve, args=(connection,), name="localapi-peer", daemon=True)
+                try:
+                    thread.start()
+                    self._connections[connection] = thread
+                    return
+                except RuntimeError:  # the process may have no more threads
+                    full = True
+        if full:
+            answer = wire.encode_failure(wire.BUSY, f"cannot serve more than {MAX_CONNECTIONS} connections at a time")
+        else:
+            answer = wire.encode_failure(wire.DENIED, f"cannot serve UID {uid}: only root may call, use sudo")
+        with suppress(OSError):
+            connection.send(answer, socket.MSG_DONTWAIT)
+        connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            reader = LineReader(connection, wire.MAX_REQUEST_BYTES)
+            while not self._closing.is_set():
+                line = reader.line(time.monotonic() + self._idle_s)
+                if line is None:
+                    return
+                answer = self._answer(line)
+                connection.settimeout(_SEND_S)
+                connection.sendall(answer)
+        except ProtocolError as exc:
+            with suppress(OSError):
+                connection.sendall(wire.encode_failure(wire.TOO_LARGE, str(exc)))
+        except OSError:
+            pass  # the peer left, or stays silent
+        except Exception:
+            log.exception("serving a connection failed")
+        finally:
+            with self._lock:
+                self._connections.pop(connection, None)
+            connection.close()
+
+    def _answer(self, line: bytes) -> bytes:
+        try:
+            request = wire.decode_request(line)
+        except ProtocolError as exc:
+            return wire.encode_failure(wire.BAD_REQUEST, str(exc))
+        if request.v != wire.VERSION:
+            text = f"cannot speak version {request.v} of the local API, only {wire.VERSION}: upgrade both sides"
+            return wire.encode_failure(wire.UNKNOWN_VERSION, text)
+        method = self._methods.get(request.method)
+        if method is None:
+            text = f"cannot call {request.method!r}: known methods are {', '.join(sorted(self._methods))}"
+            return wire.encode_failure(wire.UNKNOWN_METHOD, text)
+        try:
+            return wire.encode_result(method(request.params))
+        except GpufracError as exc:
+            return wire.encode_failure(type(exc).__name__, str(exc))
+        except Exception as exc:
+            log.exception("a method of the local API failed", method=request.method)
+            text = f"cannot finish {request.method}: {type(exc).__name__}: {exc}; see the log of this process"
+            return wire.encode_failure(wire.INTERNAL, text)
+
+
+def _bind(listener: socket.socket, path: str, mode: int) -> tuple[int, int]:
+    """Binds and listens; gives the identity of the socket file. A stale socket is replaced, a living one never.
+
+    The mode is set between bind and listen: until then the kernel refuses every connection.
+    """
+    size_bytes = len(os.fsencode(path))
+    if size_bytes > MAX_PATH_BYTES:
+        raise ConfigError(
+            f"cannot listen on {path}: a socket path holds at most {MAX_PATH_BYTES} bytes, this one has {size_bytes}; "
+            "choose a shorter mps.runRoot"
+        )
+    try:
+        directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise GpufracError(f"cannot listen on {path}: {exc.strerror}; create its directory first") from exc
+    try:
+        _lock(directory, path)
+        _remove_stale(path)
+        listener.bind(path)
+        os.chmod(path, mode)
+        listener.listen(MAX_CONNECTIONS)
+        return _identity(path)
+    except OSError as exc:
+        raise GpufracError(f"cannot listen on {path}: {exc.strerror}") from exc
+    finally:
+        os.close(directory)  # unlocks, too
+
+
+def _lock(directory: int, path: str) -> None:
+    """Two instances that start at once must not both find the same socket stale."""
+    give_up_s = time.monotonic() + _BIND_LOCK_S
+    while True:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as exc:
+            if time.monotonic() > give_up_s:
+                raise GpufracError(f"cannot listen on {path}: another process keeps its directory locked") from exc
+            time.sleep(0.05)
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise GpufracError(f"cannot listen on {path}: a file that is no socket is in the way; remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except OSError:
+            pass  # e.g. a full queue: somebody is there
+    raise GpufracError(f"cannot listen on {path}: another process already serves it; stop that one first")
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    """UID of the process that connected, as the kernel saw it then (SO_PEERCRED, unix(7))."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+def _shut(connection: socket.socket, how: int) -> None:
+    with suppress(OSError):
+        connection.shutdown(how)

@@ -1,0 +1,171 @@
+"""A scripted `GpuBackend`, a clock that only the test moves, and a receiver that can be waited on."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from mpsd.gpu.backend import GpuBackend, GpuError, XidEvent
+from mpsd.gpu.health import Policy
+from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory
+from mpsd.gpu.prober import Prober
+
+WAIT_S = 20.0
+"""Longest wait for something that must happen; reached only by a failing test."""
+
+
+def gpu_uuid(number: int) -> str:
+    return f"GPU-00000000-0000-4000-8000-{number:012d}"
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class ScriptedBackend:
+    """`fail[(call, uuid)]` is raised, a call in `gates` waits for its event. Counts every finished or begun call."""
+
+    def __init__(self, gpus: int = 2) -> None:
+        self.listed: list[str] = [gpu_uuid(n) for n in range(gpus)]
+        self.fail: dict[tuple[str, str], Exception] = {}
+        self.gates: dict[tuple[str, str], threading.Event] = {}
+        self.running: dict[str, tuple[GpuProcess, ...]] = {}
+        self.modes: dict[str, ComputeMode] = {}
+        self.xids: queue.SimpleQueue[XidEvent | Exception] = queue.SimpleQueue()
+        self.calls: list[tuple[str, str]] = []
+        self._closed = threading.Event()
+        self._changed = threading.Condition()
+
+    def _call(self, name: str, uuid: str = "") -> None:
+        with self._changed:
+            self.calls.append((name, uuid))
+            self._changed.notify_all()
+        gate = self.gates.get((name, uuid))
+        if gate is not None:
+            assert gate.wait(WAIT_S)
+        if (error := self.fail.get((name, uuid))) is not None:
+            raise error
+
+    def count(self, name: str, uuid: str = "") -> int:
+        return self.calls.count((name, uuid))
+
+    def await_calls(self, count: int, name: str, uuid: str = "") -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.count(name, uuid) >= count, WAIT_S), self.calls
+
+    def open(self) -> None:
+        self._closed.clear()
+        self._call("open")
+
+    def close(self) -> None:
+        self._closed.set()
+        self.xids.put(GpuError("cannot wait: closed"))
+        self._call("close")
+
+    def driver_version(self) -> str:
+        self._call("driver_version")
+        return "580.95.05"
+
+    def uuids(self) -> Sequence[str]:
+        self._call("uuids")
+        return tuple(self.listed)
+
+    def info(self, uuid: str) -> GpuInfo:
+        self._call("info", uuid)
+        return GpuInfo(uuid=uuid, index=int(uuid[-3:]), name="Fake", memory_total_bytes=80 << 30)
+
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        self._call("compute_mode", uuid)
+        return self.modes.get(uuid, ComputeMode.DEFAULT)
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        raise AssertionError("the prober never sets a mode")
+
+    def processes(self, uuid: str) -> Sequence[GpuProcess]:
+        self._call("processes", uuid)
+        return self.running.get(uuid, ())
+
+    def wait_xid(self, timeout_s: float) -> XidEvent | None:
+        if self._closed.is_set():
+            raise GpuError("cannot wait: closed")
+        try:
+            event = self.xids.get(timeout=min(timeout_s, 0.05))
+        except queue.Empty:
+            return None
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+
+_proof: Callable[[], GpuBackend] = ScriptedBackend
+
+
+class Receiver:
+    """Keeps every published inventory."""
+
+    def __init__(self) -> None:
+        self.all: list[Inventory] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, inventory: Inventory) -> None:
+        with self._changed:
+            self.all.append(inventory)
+            self._changed.notify_all()
+
+    def await_one(self, wanted: Callable[[Inventory], bool]) -> Inventory:
+        """Waits until the last published one is as wanted."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: bool(self.all) and wanted(self.all[-1]), WAIT_S), self.all[-1:]
+            return self.all[-1]
+
+    def await_health(self, **health: GpuHealth) -> Inventory:
+        """E.g. `await_health(gpu0=GpuHealth.LOST)`: the GPU with index 0."""
+
+        def wanted(inventory: Inventory) -> bool:
+            found = {f"gpu{s.info.index}": s.health for s in inventory.gpus}
+            return health.items() <= found.items()
+
+        return self.await_one(wanted)
+
+
+def state(inventory: Inventory, index: int) -> GpuState:
+    return next(s for s in inventory.gpus if s.info.index == index)
+
+
+class Rig:
+    """A prober on a scripted backend, driven by rounds: nothing is probed unless the test asks or moves the clock."""
+
+    def __init__(self, backend: ScriptedBackend) -> None:
+        self.backend, self.clock, self.seen = backend, FakeClock(), Receiver()
+        self.prober = Prober(backend, self.seen, deadline_s=10.0, policy=Policy(quiet_s=60.0), clock=self.clock)
+
+    def rounds(self, count: int = 1) -> None:
+        """Runs whole probes of all GPUs: the list call of one more round shows that those before are over."""
+        for _ in range(count):
+            before = self.backend.count("uuids")
+            self.prober.kick()
+            self.backend.await_calls(before + 1, "uuids")
+        before = self.backend.count("uuids")
+        self.prober.kick()
+        self.backend.await_calls(before + 1, "uuids")
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock and wakes the loop."""
+        self.clock.now_s += seconds
+        self.prober.kick()
+
+
+@contextmanager
+def probing(backend: ScriptedBackend) -> Iterator[Rig]:
+    rig = Rig(backend)
+    rig.prober.start()
+    try:
+        yield rig
+    finally:
+        for gate in backend.gates.values():
+            gate.set()
+        rig.prober.close()
