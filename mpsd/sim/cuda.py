@@ -1,0 +1,281 @@
+"""A simulated CUDA process: finds its GPUs and its MPS daemon as the CUDA driver would, allocates, or is refused.
+
+Run `python -m mpsd.sim.cuda --allocate 9Gi --hold`. It prints the bytes granted, or the name of the CUDA error with
+exit status 1.
+
+Environment, besides what CUDA reads (CUDA_VISIBLE_DEVICES, CUDA_MPS_PIPE_DIRECTORY, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT,
+CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_SM_PARTITION):
+  GPUFRAC_SIM_DIRECTORY  the simulation directory; required
+  GPUFRAC_SIM_DEVICES    UUIDs of the GPUs that the container was given, by comma; absent: all, as on the host
+  GPUFRAC_SIM_MOUNTS     JSON, container path to host path; what is below none does not exist. Absent: on the host
+  GPUFRAC_SIM_UID        the user to appear as, since a simulated node has no root
+NVIDIA_VISIBLE_DEVICES is not read: it is for the container runtime, CUDA does not know it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from mpsd.sim.cudaerrors import CudaError, from_code
+from mpsd.sim.driver import CLIENT, PLAIN, SimulatedDriver
+from mpsd.sim.mps.limits import client_limits, visible_devices
+from mpsd.sim.mps.switches import read_switch
+from mpsd.sim.mps.wire import LineReader, send_line
+
+DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - the driver's default
+
+_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+class Cuda:
+    """The CUDA driver inside one process, after cuInit.
+
+    Gives `devices` (UUIDs as renumbered), `limits` (bytes by UUID, of what MPS caps), `mps` and `thread_percent`.
+    Without a reachable daemon it runs without MPS and without limits, silently, as the real driver does.
+    Raises CudaError where initialisation fails; blocks while a server starts or a server of another user is busy.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        directory = environment.get("GPUFRAC_SIM_DIRECTORY")
+        if not directory:
+            raise FileNotFoundError("cannot find the simulated driver: set GPUFRAC_SIM_DIRECTORY")
+        self._directory = directory
+        self._driver = SimulatedDriver(directory)
+        self._connection: socket.socket | None = None
+        self._reader: LineReader | None = None
+        self._device: str | None = None
+        self.limits: dict[str, int] = {}
+        self.thread_percent = 100.0
+        self.server_pid: int | None = None
+        present = [gpu.uuid for gpu in self._driver.gpus() if not self._driver.lost(gpu.uuid)]
+        given = environment.get("GPUFRAC_SIM_DEVICES")
+        if given is not None:
+            present = [uuid for uuid in present if uuid in given.split(",")]
+        spec = environment.get("CUDA_VISIBLE_DEVICES")
+        self._connection = _connect(environment)
+        self.mps = self._connection is not None
+        try:
+            if self._connection is None:
+                self.devices = visible_devices(present, spec)
+            else:
+                self._join(self._connection, environment, present, spec)
+            if not self.devices:
+                raise CudaError("NO_DEVICE")
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(
+        self, connection: socket.socket, environment: Mapping[str, str], present: Sequence[str], spec: str | None
+    ) -> None:
+        uid = environment.get("GPUFRAC_SIM_UID") or "-"
+        send_line(connection, f"CLIENT {uid} {environment.get('CUDA_MPS_SM_PARTITION') or '-'}")
+        self._reader = LineReader(connection.fileno())
+        lines: list[str] | None = []
+        while lines == []:
+            lines = self._reader.read()
+        if lines is None:
+            raise CudaError("MPS_CONNECTION_FAILED")
+        verb, _, text = lines[0].partition(" ")
+        if verb == "error":
+            raise from_code(int(text))
+        answer = json.loads(text)
+        self.server_pid = int(answer["server"])
+        self.devices = visible_devices([uuid for uuid in answer["devices"] if uuid in present], spec)
+        self.limits = client_limits(
+            answer["limits"],
+            environment.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
+            self.devices,
+            malformed_drops=read_switch(self._directory, "malformed-limit") == "drop-all",
+            invisible_drops_server=read_switch(self._directory, "invisible-entry") == "drop-all",
+        )
+        self.thread_percent = float(answer["threads"])
+        own = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
+        try:
+            self.thread_percent = min(self.thread_percent, float(own))
+        except ValueError:
+            return
+
+    def open_device(self, ordinal: int = 0) -> str:
+        """Makes the context on a device, by ordinal as this process sees it; its UUID. Raises CudaError."""
+        if not 0 <= ordinal < len(self.devices):
+            raise CudaError("INVALID_DEVICE")
+        uuid = self.devices[ordinal]
+        self._driver.open_context(uuid, os.getpid(), CLIENT if self.mps else PLAIN)
+        self._device = uuid
+        if self._connection is not None:
+            send_line(self._connection, f"context {uuid}")
+            self._charge(int(read_switch(self._directory, "client-context-bytes")))
+        return uuid
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The limit on the open device, None where there is none."""
+        return self.limits.get(self._device or "")
+
+    def allocate(self, size_bytes: int) -> int:
+        """cuMemAlloc on the open device: the bytes granted. Raises CudaError, OUT_OF_MEMORY beyond limit or GPU."""
+        if size_bytes <= 0:
+            raise CudaError("INVALID_VALUE")
+        self._charge(size_bytes)
+        return size_bytes
+
+    def _charge(self, size_bytes: int) -> None:
+        self.wait(0)
+        if self._device is None:
+            raise CudaError("INVALID_CONTEXT")
+        used_bytes = self._driver.used_bytes(self._device, os.getpid())
+        if self._device in self.limits and used_bytes + size_bytes > self.limits[self._device]:
+            raise CudaError("OUT_OF_MEMORY")
+        self._driver.allocate(self._device, os.getpid(), size_bytes)
+
+    def launch(self, faulty: bool = False) -> None:
+        """Starts GPU work: without end, or with a fatal fault, which all clients of the server see.
+
+        Raises CudaError LAUNCH_FAILED without MPS.
+        """
+        if self._connection is not None:
+            send_line(self._connection, "fault" if faulty else "busy")
+        elif faulty:
+            raise CudaError("LAUNCH_FAILED")
+
+    def descriptors(self) -> list[int]:
+        """Readable when MPS has something to say: see `wait`. Empty without MPS."""
+        return [] if self._connection is None else [self._connection.fileno()]
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Waits for trouble with MPS. Raises CudaError for it: server gone, client terminated, a peer's fault."""
+        if self._connection is None or self._reader is None:
+            return
+        if not select.select([self._connection], [], [], timeout_s)[0]:
+            return
+        lines = self._reader.read()
+        if lines is None:
+            raise CudaError("MPS_RPC_FAILURE")
+        for line in lines:
+            raise from_code(int(line.split()[1]))
+
+    def close(self) -> None:
+        """Ends the process' use of CUDA: memory and contexts are free again."""
+        if self._device is not None:
+            self._driver.release(self._device, os.getpid())
+            self._device = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _connect(environment: Mapping[str, str]) -> socket.socket | None:
+    path = environment.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORY
+    mounts = environment.get("GPUFRAC_SIM_MOUNTS")
+    host_path = path if mounts is None else host_path_of(path, json.loads(mounts))
+    if host_path is None:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(os.path.join(host_path, "control"))
+    except OSError:  # no directory, no daemon, no permission, a path too long: all silent
+        connection.close()
+        return None
+    return connection
+
+
+def host_path_of(path: str, mounts: Mapping[str, str]) -> str | None:
+    """Where a path of the container is on the host, by its longest mount; None below no mount."""
+    path = os.path.normpath(path)
+    for container in sorted(mounts, key=len, reverse=True):
+        base = os.path.normpath(container)
+        if path == base or path.startswith(base.rstrip("/") + "/"):
+            return os.path.normpath(os.path.join(mounts[container], os.path.relpath(path, base)))
+    return None
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `9Gi`, `512Mi` or a plain number. Raises ValueError."""
+    number = text.rstrip("KMGTi")
+    if not (number.isascii() and number.isdigit()) or text[len(number) :] not in _UNITS:
+        raise ValueError(f"cannot read {text!r} as a size: write for example 9Gi, 512Mi or 1048576")
+    return int(number) * _UNITS[text[len(number) :]]
+
+
+def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
+    """The simulated program: 0 when all was granted, 1 for a CUDA error (its name on stdout), 2 for wrong usage."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m mpsd.sim.cuda", description="A simulated CUDA process.")
+    parser.add_argument("--allocate", type=parse_size, metavar="SIZE", help="device memory to allocate, e.g. 9Gi")
+    parser.add_argument("--device", type=int, default=0, help="ordinal as this process sees it (default 0)")
+    parser.add_argument("--hold", action="store_true", help="keep it until stdin ends, SIGTERM, or trouble with MPS")
+    parser.add_argument("--stay", action="store_true", help="with --hold: report trouble, but do not exit for it")
+    parser.add_argument("--busy", action="store_true", help="have GPU work in flight while holding")
+    parser.add_argument("--fault", action="store_true", help="cause a fatal GPU fault after allocating")
+    parser.add_argument("--info", action="store_true", help="first print what CUDA found, as one line of JSON")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if options.busy else _on_sigterm)
+    try:
+        cuda = Cuda(environment)
+        try:
+            return _run(cuda, options.allocate, options.device, options)
+        finally:
+            cuda.close()
+    except CudaError as error:
+        print(error.name, flush=True)  # noqa: T201
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+
+
+def _on_sigterm(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+def _run(cuda: Cuda, size_bytes: int | None, ordinal: int, options: object) -> int:
+    device = cuda.open_device(ordinal)
+    if getattr(options, "info", False):
+        facts = {
+            "pid": os.getpid(),
+            "mps": cuda.mps,
+            "server_pid": cuda.server_pid,
+            "devices": cuda.devices,
+            "device": device,
+            "limit_bytes": cuda.limit_bytes,
+            "thread_percent": cuda.thread_percent,
+        }
+        print(json.dumps(facts), flush=True)  # noqa: T201
+    granted_bytes = 0 if size_bytes is None else cuda.allocate(size_bytes)
+    if getattr(options, "busy", False) or getattr(options, "fault", False):
+        cuda.launch(faulty=getattr(options, "fault", False))
+    print(granted_bytes, flush=True)  # noqa: T201
+    if getattr(options, "hold", False):
+        _hold(cuda, getattr(options, "stay", False))
+    elif getattr(options, "fault", False):
+        cuda.wait(None)
+    return 0
+
+
+def _hold(cuda: Cuda, stay: bool) -> None:
+    descriptors = [0, *cuda.descriptors()]
+    while True:
+        ready = select.select(descriptors, [], [])[0]
+        if 0 in ready and not os.read(0, 4096):
+            return
+        if len(ready) > 1 or 0 not in ready:
+            try:
+                cuda.wait(0)
+            except CudaError as error:
+                if not stay:
+                    raise
+                print(error.name, flush=True)  # noqa: T201
+                descriptors = [0]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

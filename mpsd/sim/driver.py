@@ -1,0 +1,276 @@
+"""The simulated GPU driver: one directory that every simulated process shares, as they would share a kernel module.
+
+| file below the directory        | content and effect                                                             |
+|---------------------------------|--------------------------------------------------------------------------------|
+| driver.json                     | driver version and GPUs, written by `create`                                   |
+| xid                             | critical XIDs, one `<GPU UUID> <number>` a line, appended                      |
+| gpus/<UUID>/compute-mode        | DEFAULT (also when missing), EXCLUSIVE_PROCESS or PROHIBITED                   |
+| gpus/<UUID>/ledger              | contexts: `<pid> <start ticks> <kind> <bytes>` a line, under flock on ledger.lock |
+| faults/init-error               | a backend cannot open, with this text                                          |
+| faults/no-gpus                  | the driver reports 0 GPUs                                                      |
+| faults/driver-version           | another version than driver.json's, for backends opened from now on            |
+| faults/hang                     | calls named here block until they are no longer named; an empty file: all calls |
+| faults/not-supported            | calls or GPU facts named here are NOT_SUPPORTED; an empty file: all            |
+| faults/no-permission            | calls named here are refused; an empty file: all                               |
+| faults/fail                     | calls named here fail with Unknown Error (999); an empty file: all             |
+| gpus/<UUID>/faults/<same name>  | hang, not-supported, no-permission and fail for one GPU                        |
+| gpus/<UUID>/faults/lost         | this GPU fell off the bus                                                      |
+| mps-faults/, mps-switches/      | of the MPS emulator, see `mpsd.sim.mps.faults` and `mpsd.sim.mps.switches`     |
+
+Calls: driver_version, uuids, info, compute_mode, set_compute_mode, processes, wait_xid.
+Facts: reserved, compute_capability, numa_node, pci_bus_id.
+
+The emulator's servers import this module too, so nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mpsd.sim.cudaerrors import CudaError
+from mpsd.sim.files import process_start_ticks, read_text, remove, write_text
+
+TYPE_CHECKING = False  # typing itself costs each emulator process 0.6 MiB
+if TYPE_CHECKING:
+    from mpsd.config.model import SimulatedConfig
+
+MIB = 1024 * 1024
+
+PLAIN = "plain"
+"""A context of a CUDA process without MPS."""
+SERVER = "mps-server"
+"""The context of an MPS server: the only one that EXCLUSIVE_PROCESS counts for all its clients."""
+CLIENT = "mps-client"
+
+DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED = "DEFAULT", "EXCLUSIVE_PROCESS", "PROHIBITED"
+
+
+class SimulatedGpuFacts:
+    """One GPU of the simulated driver; memory in bytes."""
+
+    __slots__ = (
+        "compute_capability",
+        "index",
+        "memory_bytes",
+        "name",
+        "numa_node",
+        "pci_bus_id",
+        "reserved_bytes",
+        "uuid",
+    )
+
+    def __init__(
+        self,
+        uuid: str,
+        index: int,
+        name: str,
+        memory_bytes: int,
+        reserved_bytes: int,
+        compute_capability: tuple[int, int],
+        numa_node: int,
+        pci_bus_id: str,
+    ) -> None:
+        self.uuid = uuid
+        self.index = index
+        self.name = name
+        self.memory_bytes = memory_bytes
+        self.reserved_bytes = reserved_bytes
+        self.compute_capability = compute_capability
+        self.numa_node = numa_node
+        self.pci_bus_id = pci_bus_id
+
+
+class Context:
+    """One process' hold on one GPU. `kind` is PLAIN, SERVER or CLIENT."""
+
+    __slots__ = ("kind", "pid", "start_ticks", "used_bytes")
+
+    def __init__(self, pid: int, start_ticks: int, kind: str, used_bytes: int) -> None:
+        self.pid = pid
+        self.start_ticks = start_ticks
+        self.kind = kind
+        self.used_bytes = used_bytes
+
+
+def gpu_uuid(index: int) -> str:
+    """The stable UUID of the simulated GPU at this index."""
+    return f"GPU-51000000-0000-4000-8000-{index:012x}"
+
+
+def gpu_facts(index: int, memory_bytes: int) -> SimulatedGpuFacts:
+    """A GPU as a driver would show it: about 0.6 % of its memory reserved, NUMA nodes taking turns."""
+    return SimulatedGpuFacts(
+        uuid=gpu_uuid(index),
+        index=index,
+        name=f"Simulated H100 {memory_bytes // (1024 * MIB)}GB",
+        memory_bytes=memory_bytes,
+        reserved_bytes=memory_bytes * 6 // 1000 // MIB * MIB,
+        compute_capability=(9, 0),
+        numa_node=index % 2,
+        pci_bus_id=f"00000000:{index + 1:02X}:00.0",
+    )
+
+
+class SimulatedDriver:
+    """Handle on the directory: cheap, holds nothing open, safe from several threads and processes."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    @staticmethod
+    def create(directory: str, config: SimulatedConfig) -> SimulatedDriver:
+        """Writes the driver's files, or leaves them where they already say the same. What is in use stays in use."""
+        gpus = [gpu_facts(index, gpu.memory_bytes) for index, gpu in enumerate(config.gpus)]
+        rows = [{name: getattr(gpu, name) for name in SimulatedGpuFacts.__slots__} for gpu in gpus]
+        text = json.dumps({"version": config.driver, "gpus": rows}, indent=1) + "\n"
+        for name in ("faults", "mps-faults", "mps-switches"):
+            os.makedirs(os.path.join(directory, name), exist_ok=True)
+        for gpu in gpus:
+            os.makedirs(os.path.join(directory, "gpus", gpu.uuid, "faults"), exist_ok=True)
+        path = os.path.join(directory, "driver.json")
+        if read_text(path) != text:
+            write_text(path, text)
+        return SimulatedDriver(directory)
+
+    def _read(self) -> dict[str, object]:
+        text = read_text(self._path("driver.json"))
+        if text is None:
+            raise FileNotFoundError(f"cannot find a simulated driver in {self.directory}: start the simulation first")
+        value = json.loads(text)
+        assert isinstance(value, dict)
+        return value
+
+    def _path(self, *parts: str) -> str:
+        return os.path.join(self.directory, *parts)
+
+    def version(self) -> str:
+        """Driver version. Raises FileNotFoundError where there is no simulated driver."""
+        return (self.fault("driver-version") or "").strip() or str(self._read()["version"])
+
+    def gpus(self) -> list[SimulatedGpuFacts]:
+        """The GPUs by index, lost ones included. Raises FileNotFoundError where there is no simulated driver."""
+        rows = self._read()["gpus"]
+        assert isinstance(rows, list)
+        if self.fault("no-gpus") is not None:
+            return []
+        return [SimulatedGpuFacts(**{**row, "compute_capability": tuple(row["compute_capability"])}) for row in rows]
+
+    def gpu(self, uuid: str) -> SimulatedGpuFacts | None:
+        return next((gpu for gpu in self.gpus() if gpu.uuid == uuid), None)
+
+    # Faults and events
+
+    def _fault_path(self, name: str, uuid: str | None) -> str:
+        return self._path("faults", name) if uuid is None else self._path("gpus", uuid, "faults", name)
+
+    def fault(self, name: str, uuid: str | None = None) -> str | None:
+        """Text of a fault, None where it is off. With a UUID: of this GPU alone."""
+        return read_text(self._fault_path(name, uuid))
+
+    def set_fault(self, name: str, text: str = "", uuid: str | None = None) -> None:
+        write_text(self._fault_path(name, uuid), text)
+
+    def clear_fault(self, name: str, uuid: str | None = None) -> None:
+        remove(self._fault_path(name, uuid))
+
+    def lost(self, uuid: str) -> bool:
+        return self.fault("lost", uuid) is not None
+
+    @property
+    def xid_path(self) -> str:
+        return self._path("xid")
+
+    def inject_xid(self, uuid: str, xid: int) -> None:
+        """Reports a critical XID to every backend that is open now."""
+        descriptor = os.open(self.xid_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, f"{uuid} {xid}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    # Compute mode and contexts
+
+    def compute_mode(self, uuid: str) -> str:
+        return (read_text(self._path("gpus", uuid, "compute-mode")) or DEFAULT).strip()
+
+    def set_compute_mode(self, uuid: str, mode: str) -> None:
+        write_text(self._path("gpus", uuid, "compute-mode"), mode + "\n")
+
+    @contextmanager
+    def _ledger(self, uuid: str) -> Iterator[list[Context]]:
+        """The living contexts of a GPU under its lock; what the block leaves in the list is written back."""
+        path = self._path("gpus", uuid, "ledger")
+        lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            text = read_text(path) or ""
+            contexts = [
+                c for c in map(_parse_context, text.splitlines()) if process_start_ticks(c.pid) == c.start_ticks
+            ]
+            yield contexts
+            now = "".join(f"{c.pid} {c.start_ticks} {c.kind} {c.used_bytes}\n" for c in contexts)
+            if now != text:
+                write_text(path, now)
+        finally:
+            os.close(lock)
+
+    def contexts(self, uuid: str) -> list[Context]:
+        """Contexts of living processes on a GPU; those of dead ones are dropped on the way."""
+        if not os.path.isdir(self._path("gpus", uuid)):
+            return []
+        with self._ledger(uuid) as contexts:
+            return list(contexts)
+
+    def open_context(self, uuid: str, pid: int, kind: str, used_bytes: int = 0) -> None:
+        """Gives a process its context on a GPU. Raises CudaError NO_DEVICE, DEVICE_UNAVAILABLE, OUT_OF_MEMORY."""
+        gpu = self.gpu(uuid)
+        if gpu is None or self.lost(uuid):
+            raise CudaError("NO_DEVICE")
+        start_ticks = process_start_ticks(pid)
+        if start_ticks is None:
+            raise CudaError("NOT_PERMITTED")
+        with self._ledger(uuid) as contexts:
+            if kind != CLIENT:
+                mode = self.compute_mode(uuid)
+                owners = [c for c in contexts if c.kind != CLIENT and c.pid != pid]
+                if mode == PROHIBITED or (mode == EXCLUSIVE_PROCESS and owners):
+                    raise CudaError("DEVICE_UNAVAILABLE")
+            if not any(c.pid == pid for c in contexts):
+                _check_room(gpu, contexts, used_bytes)
+                contexts.append(Context(pid, start_ticks, kind, used_bytes))
+
+    def allocate(self, uuid: str, pid: int, size_bytes: int) -> None:
+        """Charges memory to a process' context. Raises CudaError OUT_OF_MEMORY, INVALID_CONTEXT."""
+        gpu = self.gpu(uuid)
+        if gpu is None or self.lost(uuid):
+            raise CudaError("NO_DEVICE")
+        with self._ledger(uuid) as contexts:
+            for context in contexts:
+                if context.pid == pid:
+                    _check_room(gpu, contexts, size_bytes)
+                    context.used_bytes += size_bytes
+                    return
+        raise CudaError("INVALID_CONTEXT")
+
+    def used_bytes(self, uuid: str, pid: int) -> int:
+        """What a process holds on a GPU, 0 without a context."""
+        return sum(c.used_bytes for c in self.contexts(uuid) if c.pid == pid)
+
+    def release(self, uuid: str, pid: int) -> None:
+        """Takes a process' context on a GPU and its memory; none is fine."""
+        with self._ledger(uuid) as contexts:
+            contexts[:] = [c for c in contexts if c.pid != pid]
+
+
+def _parse_context(line: str) -> Context:
+    pid, start_ticks, kind, used_bytes = line.split()
+    return Context(int(pid), int(start_ticks), kind, int(used_bytes))
+
+
+def _check_room(gpu: SimulatedGpuFacts, contexts: list[Context], size_bytes: int) -> None:
+    if sum(c.used_bytes for c in contexts) + size_bytes > gpu.memory_bytes - gpu.reserved_bytes:
+        raise CudaError("OUT_OF_MEMORY")

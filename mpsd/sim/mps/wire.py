@@ -1,0 +1,87 @@
+"""How the emulator's processes talk. The real protocol is unpublished; this one is ours, and only as large as needed.
+
+On the stream socket `control` a peer opens with one line:
+  `UI`                 then command lines; each is answered by `<length>` and that many bytes, quit by `exit <status>`
+  `CLIENT <uid or -> <static partition or ->`
+                       answered by `ok <JSON>` or `error <CUresult>` once a server is ready; afterwards the server may
+                       send `error <CUresult>`, the client `context <GPU UUID>`, `fault` or `busy` (work in flight)
+Between daemon and server each packet of a socket pair is one message of words; `client` carries the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+MAX_MESSAGE_BYTES = 65536
+CHANNEL_DESCRIPTOR = 3
+"""Where a server finds its end of the socket pair."""
+
+
+def pipe_directory() -> str:
+    """Where the control socket is, by the environment."""
+    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # noqa: S108 - the documented default
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """PID and UID of the process at the other end (SO_PEERCRED)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(raw[:4], sys.byteorder), int.from_bytes(raw[4:8], sys.byteorder)
+
+
+def send_message(channel: socket.socket, text: str, descriptor: int | None = None) -> bool:
+    """Sends one message, with a descriptor where given. False where the peer is gone."""
+    rights = (
+        [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor.to_bytes(4, sys.byteorder))]
+    )
+    try:
+        channel.sendmsg([text.encode()], rights)
+    except OSError:
+        return False
+    return True
+
+
+def receive_message(channel: socket.socket) -> tuple[str, int | None] | None:
+    """One message and the descriptor it carried, None where the peer is gone."""
+    try:
+        data, rights, _, _ = channel.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4))
+    except OSError:
+        return None
+    descriptor = None
+    for level, kind, raw in rights:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptor = int.from_bytes(raw[:4], sys.byteorder)
+    if not data:
+        return None
+    return data.decode(), descriptor
+
+
+def send_line(connection: socket.socket, text: str) -> bool:
+    """Sends one line to a client or front-end. False where it is gone."""
+    try:
+        connection.sendall(text.encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+class LineReader:
+    """Whole lines out of a stream, whatever the pieces they come in."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._buffer = b""
+
+    def read(self) -> list[str] | None:
+        """Reads once; the lines complete by now, None at the end of the stream."""
+        try:
+            data = os.read(self._descriptor, MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
