@@ -95,16 +95,40 @@ class Broker:
         """
         wanted = tuple(sorted(device_ids))
         with self._lock:
-            outcome = self._allocate(resource, wanted)
+            outdated = self._outdated(resource, wanted)
+            outcome = self._allocate(resource, wanted) if not outdated else None
+        if outdated:
+            if recheck is not None:
+                recheck()
+            with self._lock:
+                outcome = self._allocate(resource, wanted)
+        assert outcome is not None
         if isinstance(outcome, Refusal) and outcome.code is not RefusalCode.INVALID and recheck is not None:
             recheck()
             with self._lock:
                 outcome = self._allocate(resource, wanted)
         return outcome
 
+    def _outdated(self, resource: str, wanted: tuple[str, ...]) -> bool:
+        """Whether these shares have a live allocation that the config in force would size differently: then it matters
+        whether its pod is gone and this is a new one."""
+        live = self._accounts.newest(resource, wanted)
+        view = self._view.resources.get(resource)
+        if live is None or view is None or self._accounts.is_vacated(live.key):
+            return False
+        size = view.sizes.get(live.gpus[0])
+        planned = (live.share_bytes, live.limit_bytes // len(live.device_ids), live.mode, live.thread_percent)
+        return size is None or planned != (
+            size.request_bytes,
+            size.limit_bytes,
+            view.resource.mode,
+            view.resource.thread_percent,
+        )
+
     def _allocate(self, resource: str, wanted: tuple[str, ...]) -> Allocation | Refusal:
         live = self._accounts.newest(resource, wanted)
         if live is not None and not self._accounts.is_vacated(live.key):
+            self._presence.renew(live.key)
             return live  # another container of the same pod, or the kubelet asks again
         view = self._view.resources.get(resource)
         if view is None:
@@ -207,10 +231,10 @@ class Broker:
             if vacated_changed or foreign_changed:
                 self._mark_dirty()
 
-    def kubelet_restarted(self) -> None:
-        """Absences are counted anew."""
+    def kubelet_restarted(self, age_s: float = 0.0) -> None:
+        """A new kubelet runs, for `age_s` seconds already. What it has not shown yet is held for longer."""
         with self._lock:
-            self._presence.kubelet_restarted(self._monotonic())
+            self._presence.kubelet_restarted(self._accounts, self._monotonic() - age_s)
 
     def adopt(self, resource: str, device_ids: tuple[str, ...], key: str | None) -> Allocation | Refusal:
         """Takes in what the kubelet runs without a record of ours, under the key it was answered with if known.

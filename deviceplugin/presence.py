@@ -14,7 +14,8 @@ from deviceplugin.plan.model import Allocation
 ABSENT_S = 15.0
 """How long an allocation must be absent before it is released."""
 ABSENT_AFTER_RESTART_S = 60.0
-"""The same, counted from a kubelet restart: a new kubelet shows pods late."""
+"""How long after a kubelet restart an allocation from before it is held, unless the new kubelet has shown it: it shows
+pods late."""
 
 Shares = tuple[str, tuple[str, ...]]
 """Resource and sorted device IDs of one container."""
@@ -42,19 +43,31 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Presence:
-    """Since when each allocation is absent, and who holds it. State of one owner; times are monotonic seconds."""
+    """Since when each allocation is absent, and who holds it. State of one owner; times are monotonic seconds.
+
+    `seen` allocations were shown by the kubelet that runs now. `older` ones were granted before it started and not
+    shown by it yet.
+    """
 
     def __init__(self) -> None:
         self._absent_since_s: dict[str, float] = {}
         self._seen: set[str] = set()
+        self._older: set[str] = set()
         self._holders: dict[str, Holder] = {}
         self._checkpoint_only: set[str] = set()
-        self._kubelet_restart_s: float | None = None
+        self._restart_s = float("-inf")
 
-    def kubelet_restarted(self, now_s: float) -> None:
-        """All absences are counted anew, with the longer grace."""
-        self._kubelet_restart_s = now_s
-        self._absent_since_s = dict.fromkeys(self._absent_since_s, now_s)
+    def kubelet_restarted(self, allocations: Iterable[Allocation], at_s: float) -> None:
+        """A new kubelet runs since `at_s`: what its predecessor showed counts no longer."""
+        self._older = {allocation.key for allocation in allocations}
+        self._restart_s = at_s
+        self._absent_since_s.clear()
+        self._seen.clear()
+
+    def renew(self, key: str) -> None:
+        """The allocation was given out again just now: its new holder may not be shown yet."""
+        self._absent_since_s.pop(key, None)
+        self._seen.discard(key)
 
     def observe(self, allocations: Iterable[Allocation], seen: Observation, now_s: float) -> None:
         """Takes in one observation."""
@@ -68,6 +81,7 @@ class Presence:
         for gone in self._absent_since_s.keys() - live:
             del self._absent_since_s[gone]
         self._seen &= live
+        self._older &= live
         self._holders = {}
         self._checkpoint_only = set()
         for allocation in everything:
@@ -77,6 +91,7 @@ class Presence:
             if holder is not None and not superseded:
                 self._holders[allocation.key] = holder
                 self._seen.add(allocation.key)
+                self._older.discard(allocation.key)
                 if shares not in seen.listed:
                     self._checkpoint_only.add(allocation.key)
                 self._absent_since_s.pop(allocation.key, None)
@@ -94,7 +109,7 @@ class Presence:
         return self._checkpoint_only
 
     def vacated(self) -> set[str]:
-        """Allocations that a kubelet held once and no longer does. One never seen may still be on its way."""
+        """Allocations that this kubelet held once and no longer does. One never seen may still be on its way."""
         return set(self._absent_since_s) & self._seen
 
     def releasable(self, now_s: float, *, pressed: bool = False) -> set[str]:
@@ -103,10 +118,9 @@ class Presence:
         Args:
             pressed: a request is about to be refused: what was seen and is gone need not wait out the grace.
         """
-        restarting = self._kubelet_restart_s is not None and now_s - self._kubelet_restart_s < ABSENT_AFTER_RESTART_S
-        if restarting:
-            return set()
         gone = {key for key, since_s in self._absent_since_s.items() if now_s - since_s >= ABSENT_S}
+        if now_s - self._restart_s < ABSENT_AFTER_RESTART_S:
+            gone -= self._older
         return gone | self.vacated() if pressed else gone
 
 

@@ -88,6 +88,9 @@ class Services:
 
     def start(self) -> None:
         """Starts all parts. What fails is raised; `close` ends what has started."""
+        if self._kubelet_socket is not None:
+            # A kubelet that is younger than a minute may have come up with us (a reboot).
+            self._broker.kubelet_restarted(age_s=max(0.0, time.time() - self._kubelet_socket[2] / 1e9))
         self._watcher.start()
         for part in self._parts:
             self._running.append(part)

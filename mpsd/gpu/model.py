@@ -64,7 +64,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """All GPUs of the node, ordered by index, and the driver. `reason` says why there are none or why some are missing."""
+    """All GPUs of the node, ordered by index, and the driver. `reason` says why there are none or some are missing."""
 
     driver_version: str | None = None
     gpus: tuple[GpuState, ...] = ()

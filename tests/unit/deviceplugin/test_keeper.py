@@ -377,3 +377,29 @@ def test_gpus_of_other_plugins_are_found_by_their_device_ids() -> None:
     got = foreign_holders(containers, ["gpufrac.dev/a"], {uuid(i) for i in range(3)})
     assert set(got) == {uuid(0), uuid(2)}
     assert got[uuid(0)] == "pod ns/p holds it through nvidia.com/gpu"
+
+
+def test_a_pod_on_shares_whose_size_changed_gets_the_new_size_once_the_old_pod_is_gone(world: World) -> None:
+    old = world.grant()
+    world.run(old)
+    world.keeper.observe()
+    world.broker.apply_config(config(resource("a", fixed(16)), *CONFIG.resources[1:]))
+    again = world.broker.allocate(old.resource, old.device_ids, world.keeper.recheck)
+    assert again == old  # its pod lives: another container of it
+    world.keeper.observe()
+    world.kubelet.containers.clear()
+    new = world.broker.allocate(old.resource, old.device_ids, world.keeper.recheck)
+    assert isinstance(new, Allocation)
+    assert new.request_bytes == 16 << 30
+
+
+def test_a_pod_in_admission_on_reused_shares_does_not_lose_them_to_its_next_container(world: World) -> None:
+    """The kubelet shows a pod only once it is admitted; its first container was answered from a live record."""
+    first = world.grant("b", device_id(uuid(0), 0))
+    world.run(first, pod="old")
+    world.keeper.observe()
+    world.kubelet.containers.clear()  # the old pod is gone, unobserved; a new one gets its share
+    assert world.broker.allocate(first.resource, first.device_ids, world.keeper.recheck) == first
+    outcome = world.broker.allocate("gpufrac.dev/b", [device_id(uuid(0), 1)], world.keeper.recheck)
+    assert isinstance(outcome, Refusal)
+    assert first.key in {a.key for a in world.broker.allocations()}

@@ -49,13 +49,32 @@ def test_under_pressure_what_was_seen_goes_at_once_and_what_was_not_stays() -> N
 
 
 @pytest.mark.parametrize("pressed", [False, True])
-def test_after_a_kubelet_restart_nothing_goes_for_a_minute(pressed: bool) -> None:
+def test_after_a_kubelet_restart_what_is_older_stays_for_a_minute(pressed: bool) -> None:
     presence = Presence()
     presence.observe([A], LISTED, 0)
-    presence.observe([A], NOTHING, 1)
-    presence.kubelet_restarted(2)
+    presence.kubelet_restarted([A], 2)
+    presence.observe([A], NOTHING, 3)
+    assert presence.vacated() == set()
     assert presence.releasable(2 + ABSENT_AFTER_RESTART_S - 1, pressed=pressed) == set()
     assert presence.releasable(2 + ABSENT_AFTER_RESTART_S, pressed=pressed) == {A.key}
+
+
+def test_what_the_new_kubelet_has_shown_or_granted_itself_needs_no_longer_grace() -> None:
+    presence = Presence()
+    young = allocation("a", f"{uuid(0)}::1")
+    presence.kubelet_restarted([A], 0)
+    presence.observe([A, young], LISTED, 1)
+    presence.observe([A, young], NOTHING, 2)
+    assert presence.vacated() == {A.key}
+    assert presence.releasable(2 + ABSENT_S) == {A.key, young.key}
+
+
+def test_an_allocation_given_out_again_counts_as_not_seen_yet() -> None:
+    presence = Presence()
+    presence.observe([A], LISTED, 0)
+    presence.renew(A.key)
+    presence.observe([A], NOTHING, 1)
+    assert presence.releasable(1, pressed=True) == set()
 
 
 def test_the_newest_generation_of_the_same_shares_is_the_one_held() -> None:
