@@ -385,6 +385,13 @@ class Broker:
                 kind_trouble=dict(self._kind_trouble),
             )
 
+    def has_unnamed(self) -> bool:
+        """Whether a live allocation's holder was not shown by the kubelet yet."""
+        with self._lock:
+            return any(
+                self._presence.holder(a.key) is None and not self._accounts.is_vacated(a.key) for a in self._accounts
+            )
+
     def resource_names(self) -> list[str]:
         """Resources that need a server: those in the config, then those with live allocations only."""
         with self._lock:

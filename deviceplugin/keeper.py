@@ -32,6 +32,7 @@ OBSERVE_S = 5.0
 SLOW_OBSERVE_S = 15.0
 SETTLE_S = 1.0
 """After a grant the kubelet is looked at this soon, so that its pod is known by name."""
+NAMING_S = 0.5
 UNKNOWN_S = 5.0
 """After our own start, how long CDI files of an earlier run stand before mpsd's first word."""
 VERIFY_S = 30.0
@@ -104,6 +105,7 @@ class Keeper:
         self._look = threading.Event()
         self._started_s = monotonic()
         self._verified_s = 0.0
+        self._named_s = 0.0
         self._pushed: Desired | None = None
         self._push_needed = True
         self._spec_lock = threading.Lock()
@@ -238,6 +240,13 @@ class Keeper:
         """Before a refusal: looks at the kubelet once and lets go at once of what is gone."""
         if self.observe():
             self.collect(pressed=True)
+
+    def name_holders(self) -> None:
+        """Looks at the kubelet if an allocation's pod is not known yet, but not more often than every NAMING_S."""
+        now_s = self._monotonic()
+        if now_s - self._named_s >= NAMING_S and self._broker.has_unnamed():
+            self._named_s = now_s
+            self.observe()
 
     def observe(self) -> bool:
         """Looks at the kubelet once. False when it does not answer: then nothing is concluded."""

@@ -31,7 +31,7 @@ from mpsd.snapshot import Snapshot
 log = get_logger("plugin")
 
 WATCH_TIMEOUT_S = 20.0
-RECONNECT_S = 0.5
+RECONNECT_S = 0.2
 
 
 class Part(Protocol):
@@ -109,7 +109,8 @@ class Services:
         self._keeper.recheck()
 
     def status(self) -> PluginStatus:
-        """The plugin as it is now."""
+        """The plugin as it is now; a young allocation is looked up at the kubelet first, so that its pod has a name."""
+        self._keeper.name_holders()
         return plugin_status(
             self._broker.inspect(),
             self._keeper.report,
