@@ -1,0 +1,192 @@
+"""The mpsd process: puts the parts together, serves the local API, ends in order. No decisions of its own."""
+
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from mpsd import processes
+from mpsd.config.load import load_config
+from mpsd.config.model import NodeConfig
+from mpsd.config.watch import ConfigWatcher
+from mpsd.daemon.host import LocalHost
+from mpsd.errors import ConfigError, GpufracError, ProtocolError
+from mpsd.gpu.backend import GpuBackend
+from mpsd.gpu.prober import Prober
+from mpsd.localapi.server import LocalServer, Method
+from mpsd.localapi.wire import MAX_BLOCK_S
+from mpsd.log import configure, get_logger
+from mpsd.processlock import ProcessLock
+from mpsd.snapshot import Desired, GpuClient, Snapshot
+from mpsd.state import StateFile
+from mpsd.supervisor import Supervisor
+
+log = get_logger("mpsd")
+T = TypeVar("T")
+
+LOCK_WAIT_S = 10.0
+"""For an instance that is on its way out, as in a rolling upgrade."""
+CLIENTS_S = 4.5
+"""Below the local client's timeout, so that the caller gets the reason and not its own timeout."""
+CLEANUP_S = MAX_BLOCK_S - 2.0
+MAX_UUIDS = 256
+
+
+def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> int:
+    """Runs until SIGTERM or SIGINT; a second signal ends it at once.
+
+    Returns:
+        Exit code: 0 stopped, 1 another instance or no state directory, 2 bad config.
+    """
+    configure(log_format)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: _stop(stop, number))
+    try:
+        config = load_config(config_path)
+        with ProcessLock(config.mps.run_root, "mpsd", wait_s=LOCK_WAIT_S, stop=stop), ExitStack() as parts:
+            if not stop.is_set():
+                _start(config, config_path, parts)
+                log.info("mpsd runs", pid=os.getpid(), socket=config.mpsd_socket, backend=config.backend)
+                stop.wait()
+                log.info("mpsd stops")
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - for the person at the terminal, problem by problem
+        return 2
+    except (GpufracError, OSError) as error:
+        print(error if isinstance(error, GpufracError) else f"cannot start mpsd: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def _stop(stop: threading.Event, number: int) -> None:
+    stop.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
+    """Starts everything; `parts` takes what has to be closed, last started first."""
+    config, backend = _backend(config)
+    try:
+        os.makedirs(config.mps.run_root, mode=0o755, exist_ok=True)
+        state = StateFile(os.path.join(config.state_root, "mpsd.json"), processes.boot_id())
+    except OSError as error:
+        raise GpufracError(f"cannot prepare {error.filename}: {error.strerror}") from error
+
+    prober: Prober
+    supervisor = Supervisor(
+        config,
+        backend,
+        LocalHost(config.mps, state),
+        state,
+        kick=lambda: prober.kick(),  # noqa: PLW0108 - the prober comes after
+    )
+    prober = Prober(backend, supervisor.inventory_changed)
+    server = LocalServer(config.mpsd_socket, methods(supervisor))
+    watcher = ConfigWatcher(
+        config_path,
+        lambda new: supervisor.config_changed(_with_emulator(new)),
+        supervisor.config_refused,
+        current=config,
+    )
+    server.start()  # first: where the socket can't be had, nothing was touched
+    parts.callback(server.close)
+    # The supervisor ends before the prober, which closes the driver, and before the server: the stop can be seen.
+    prober.start()
+    parts.callback(prober.close)
+    supervisor.start()
+    parts.callback(supervisor.close)
+    watcher.start()
+    parts.callback(watcher.close)
+
+
+def _backend(config: NodeConfig) -> tuple[NodeConfig, GpuBackend]:
+    """The door to the GPUs, and the config with the control binary that goes with it."""
+    if config.backend == "simulated":
+        from mpsd.sim.driver import SimulatedDriver
+        from mpsd.sim.gpus import SimulatedBackend
+        from mpsd.sim.mps.install import install_emulator
+
+        directory = config.simulation_directory
+        SimulatedDriver.create(directory, config.simulated)
+        if not config.mps.binary.startswith("/"):
+            install_emulator(os.path.join(directory, "bin"), directory)
+        return _with_emulator(config), SimulatedBackend(directory)
+    from mpsd.gpu.nvml import NvmlBackend
+
+    return config, NvmlBackend()
+
+
+def _with_emulator(config: NodeConfig) -> NodeConfig:
+    """On a simulated node the control binary is the emulator, unless the config names one by its path."""
+    if config.backend != "simulated" or config.mps.binary.startswith("/"):
+        return config
+    binary = os.path.join(config.simulation_directory, "bin", "nvidia-cuda-mps-control")
+    return msgspec.structs.replace(config, mps=msgspec.structs.replace(config.mps, binary=binary, driver_root="/"))
+
+
+class _Watch(msgspec.Struct, frozen=True):
+    instance: str = ""
+    generation: int = 0
+    timeout_s: float = 0.0
+
+
+class _Apply(msgspec.Struct, frozen=True):
+    desired: Desired
+
+
+class _Clients(msgspec.Struct, frozen=True):
+    uuids: tuple[str, ...]
+
+
+def methods(supervisor: Supervisor) -> dict[str, Method]:
+    """The methods of the local API. Params of the wrong shape raise ProtocolError."""
+
+    def watch(params: dict[str, Any]) -> Snapshot:
+        asked = _params(params, _Watch)
+        return supervisor.watch(asked.instance, asked.generation, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
+
+    def apply(params: dict[str, Any]) -> None:
+        supervisor.apply(_params(params, _Apply).desired)
+
+    def clients(params: dict[str, Any]) -> dict[str, tuple[GpuClient, ...]]:
+        uuids = _params(params, _Clients).uuids
+        if len(uuids) > MAX_UUIDS:
+            raise ProtocolError(f"cannot list the clients of more than {MAX_UUIDS} GPUs at a time")
+        return supervisor.clients(uuids, CLIENTS_S)
+
+    return {
+        "snapshot": lambda _: supervisor.snapshot,
+        "watch": watch,
+        "apply": apply,
+        "clients": clients,
+        "cleanup": lambda _: {"left": supervisor.cleanup(CLEANUP_S)},
+        "status": lambda _: _status(supervisor),
+    }
+
+
+def _params(params: dict[str, Any], shape: type[T]) -> T:
+    try:
+        return msgspec.convert(params, shape)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"cannot read the parameters: {error}") from error
+
+
+def _status(supervisor: Supervisor) -> dict[str, Any]:
+    """Facts about the process, for people."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    snapshot = supervisor.snapshot
+    return {
+        "pid": os.getpid(),
+        "instance": snapshot.instance,
+        "up_s": round(time.time() - snapshot.started_unix_s, 1),
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
+        "max_rss_kib": usage.ru_maxrss,
+        "threads": threading.active_count(),
+    }

@@ -1,0 +1,82 @@
+"""Who uses a GPU: the driver's processes and the daemon's clients, joined and told apart by our marker."""
+
+from dataclasses import dataclass
+
+from mpsd import processes
+from mpsd.daemon import process
+from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
+from mpsd.daemon.host import DaemonHost, MpsClients
+from mpsd.gpu.backend import GpuBackend, GpuLostError, GpuNotSupportedError
+from mpsd.gpu.model import GpuProcess
+from mpsd.plan import DAEMON_MARKER, DaemonSpec
+from mpsd.snapshot import GpuClient
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """A question: who uses this GPU?
+
+    `processes` are what the driver showed, None to ask it now. `ask_daemon`: whether the daemon is fit to be asked;
+    where it is not, `mps_pids` are its clients as known before.
+    """
+
+    spec: DaemonSpec
+    identity: DaemonIdentity | None
+    processes: tuple[GpuProcess, ...] | None
+    ask_daemon: bool
+    mps_pids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The answer. `servers` is None when the daemon was not asked."""
+
+    clients: tuple[GpuClient, ...]
+    servers: tuple[ProcessIdentity, ...] | None
+
+
+def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counted:
+    """Clients by PID, without the daemon and its servers, without processes that are gone.
+
+    Raises:
+        GpufracError: the driver or the daemon does not say.
+    """
+    listed = _ask_driver(census.spec.uuid, backend) if census.processes is None else census.processes
+    mps = host.clients(census.spec) if census.ask_daemon else MpsClients()
+    mps_pids = frozenset(mps.clients) if census.ask_daemon else census.mps_pids
+    used_bytes = {process.pid: process.used_bytes for process in listed}
+    own = {*mps.servers, census.identity.pid if census.identity else 0}
+    clients = []
+    for pid in sorted({*used_bytes, *(mps.clients if census.ask_daemon else ())} - own):
+        # PID 0 is what a daemon outside the host's PID namespace makes of every client: it names nobody.
+        if pid <= 0 or process.identify(pid) is None or _is_server(pid, census):
+            continue
+        key = processes.marker(pid)
+        clients.append(GpuClient(pid=pid, allocation_key=key, mps=pid in mps_pids, used_bytes=used_bytes.get(pid)))
+    servers = tuple(known for pid in mps.servers if (known := process.identify(pid)) is not None)
+    return Counted(tuple(clients), servers if census.ask_daemon else None)
+
+
+def with_usage(clients: tuple[GpuClient, ...], listed: tuple[GpuProcess, ...]) -> tuple[GpuClient, ...]:
+    """The same clients with the memory the driver shows now (pure)."""
+    used_bytes = {process.pid: process.used_bytes for process in listed}
+    return tuple(
+        GpuClient(pid=c.pid, allocation_key=c.allocation_key, mps=c.mps, used_bytes=used_bytes.get(c.pid))
+        for c in clients
+    )
+
+
+def _ask_driver(uuid: str, backend: GpuBackend) -> tuple[GpuProcess, ...]:
+    try:
+        return tuple(backend.processes(uuid))
+    except (GpuNotSupportedError, GpuLostError):
+        return ()  # no process has a context on a GPU that is gone
+
+
+def _is_server(pid: int, census: Census) -> bool:
+    """A server the daemon did not list yet: it is in the daemon's process group, or has its environment."""
+    if census.identity is not None and process.in_group(pid, census.identity):
+        return True
+    found = process.candidate(pid)
+    environment = found.environment if found is not None else None
+    return environment is not None and environment.get(DAEMON_MARKER) == census.spec.uuid

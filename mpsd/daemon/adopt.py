@@ -1,0 +1,104 @@
+"""Whose daemon is it: ours, foreign or gone? Judged on evidence (pure).
+
+"Gone" needs proof and so does "ours"; what stays unknown is foreign: left alone and reported. A PID alone proves
+nothing, it may be another process by now.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from mpsd.plan import DAEMON_MARKER
+
+PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """A process for good: its PID can be used again, but not with the same start time (clock ticks since boot)."""
+
+    pid: int
+    start_time: int
+
+
+class DaemonIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """A control daemon as recorded. Servers stay in its process group."""
+
+    boot_id: str
+    pid: int
+    start_time: int
+    process_group: int
+    pipe_directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A living process that may be the daemon. `environment` is None where it can't be read."""
+
+    pid: int
+    start_time: int
+    process_group: int
+    environment: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known when one daemon is looked for.
+
+    `candidates`: living processes named by the record or by the pid file in the pipe directory; zombies don't live.
+    """
+
+    boot_id: str
+    uuid: str
+    pipe_directory: str
+    recorded: DaemonIdentity | None
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    identity: DaemonIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """No daemon lives there: what it left may be cleared away."""
+
+
+def judge(evidence: Evidence) -> Ours | Foreign | Gone:
+    """The verdict on the daemon of one GPU."""
+    foreign: Foreign | None = None
+    for candidate in evidence.candidates:
+        recorded = evidence.recorded
+        is_recorded = (
+            recorded is not None
+            and (recorded.boot_id, recorded.pid, recorded.start_time)
+            == (evidence.boot_id, candidate.pid, candidate.start_time)
+            and recorded.pipe_directory == evidence.pipe_directory
+        )
+        environment = candidate.environment
+        if environment is None:
+            if not is_recorded:
+                foreign = Foreign(candidate.pid, "its environment can't be read, so whose it is stays unknown")
+                continue
+        elif environment.get(PIPE_DIRECTORY) != evidence.pipe_directory:
+            continue  # the PID was used again by something else
+        elif not is_recorded and environment.get(DAEMON_MARKER) != evidence.uuid:
+            foreign = Foreign(candidate.pid, "we did not start it")
+            continue
+        return Ours(
+            DaemonIdentity(
+                boot_id=evidence.boot_id,
+                pid=candidate.pid,
+                start_time=candidate.start_time,
+                process_group=candidate.process_group,
+                pipe_directory=evidence.pipe_directory,
+            )
+        )
+    return foreign or Gone()

@@ -1,0 +1,79 @@
+"""Where one control daemon keeps its files, and which binary it is (pure)."""
+
+import re
+
+import msgspec
+
+from mpsd.config.model import MpsConfig
+
+SOCKET_PATH_MAX = 107
+"""sun_path of a Unix socket is 108 bytes with its NUL. A daemon that can't bind exits without saying why."""
+
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+"""The PATH control daemons and front ends get."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class DaemonDirs(msgspec.Struct, frozen=True):
+    """Directories of one control daemon: `pipe` below `run_root`, `log` below `log_root`."""
+
+    run_root: str
+    log_root: str
+    pipe: str
+    log: str
+
+    @property
+    def control_socket(self) -> str:
+        """The socket that clients and front ends connect to."""
+        return f"{self.pipe}/control"
+
+    @property
+    def pid_file(self) -> str:
+        """Written by the daemon: its PID as text."""
+        return f"{self.pipe}/nvidia-cuda-mps-control.pid"
+
+    @property
+    def start_output(self) -> str:
+        """What the daemon printed while it started."""
+        return f"{self.log}/start.out"
+
+
+def daemon_dirs(mps: MpsConfig, name: str) -> DaemonDirs:
+    """The directories of the daemon of a GPU. `name` is its UUID; one not fit for a path is replaced by its hash."""
+    if not _NAME.fullmatch(name):
+        import hashlib  # loads OpenSSL, 4 MiB, for a case that real drivers never make
+
+        name = f"gpu-{hashlib.sha256(name.encode()).hexdigest()[:20]}"
+    return DaemonDirs(mps.run_root, mps.log_root, f"{mps.run_root}/mps/{name}", f"{mps.log_root}/mps/{name}")
+
+
+def socket_objection(dirs: DaemonDirs) -> str:
+    """Why a daemon could not bind its socket there, empty when it can."""
+    length = len(dirs.control_socket.encode())
+    if length <= SOCKET_PATH_MAX:
+        return ""
+    return (
+        f"its socket {dirs.control_socket} is {length} bytes long, more than the {SOCKET_PATH_MAX} a socket path may "
+        "have: choose a shorter mps.runRoot"
+    )
+
+
+def control_binary(mps: MpsConfig) -> str:
+    """The control binary to run: an absolute `mps.binary` as it is; otherwise that name in `usr/bin` below a
+    `mps.driverRoot` other than `/`, or looked up in PATH."""
+    if mps.binary.startswith("/") or mps.driver_root == "/":
+        return mps.binary
+    return f"{mps.driver_root.rstrip('/')}/usr/bin/{mps.binary}"
+
+
+def base_environment(mps: MpsConfig) -> tuple[tuple[str, str], ...]:
+    """Environment of everything we start from the driver. Below another driver root its libraries are named too."""
+    if mps.driver_root == "/":
+        return (("PATH", PATH),)
+    root = mps.driver_root.rstrip("/")
+    libraries = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
+    return (
+        ("PATH", ":".join(f"{root}{part}" for part in PATH.split(":")) + ":" + PATH),
+        ("LD_LIBRARY_PATH", ":".join(f"{root}/{part}" for part in libraries)),
+    )

@@ -1,0 +1,364 @@
+"""Starts, finds, watches and ends processes of the driver. The only module of ours that starts any.
+
+Control daemons outlive us: they are started with `-d`, in a session of their own, with no descriptor of ours. So they
+are not our children; their exit is seen through a pidfd and their identity is PID + start time, never the PID alone.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mpsd import processes
+from mpsd.daemon.adopt import PIPE_DIRECTORY, Candidate, DaemonIdentity, ProcessIdentity
+from mpsd.daemon.paths import DaemonDirs
+from mpsd.errors import ProtocolError, TransientError
+from mpsd.log import get_logger
+from mpsd.plan import DAEMON_MARKER
+
+log = get_logger("daemon")
+
+PID_FILE_S = 3.0
+"""How long a daemon's pid file may follow its parent's return."""
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a command said. Standard error is part of `output`: which stream carries errors is not documented."""
+
+    returncode: int
+    output: bytes
+
+
+def run(
+    arguments: Sequence[str], environment: Mapping[str, str], text: bytes, timeout_s: float, max_bytes: int
+) -> Completed:
+    """Runs a short command with `text` on its stdin and nothing of our environment.
+
+    Raises:
+        TransientError: it can't be run or did not end in time; then its whole process group was killed.
+        ProtocolError: it said more than `max_bytes`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    command = text.decode(errors="replace").strip()
+    try:
+        child = subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd="/",
+            process_group=0,
+        )
+    except OSError as error:
+        raise _cannot_run(arguments[0], error) from error
+    try:
+        output = _exchange(child, text, deadline_s, max_bytes)
+        return Completed(child.wait(max(0.05, deadline_s - time.monotonic())), output)
+    except (TimeoutError, subprocess.TimeoutExpired) as error:
+        raise TransientError(f"cannot get an answer to {command!r} within {timeout_s:g} s") from error
+    finally:
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def _exchange(child: "subprocess.Popen[bytes]", text: bytes, deadline_s: float, max_bytes: int) -> bytes:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # it ended without reading: its output says why
+        child.stdin.write(text)  # far below a pipe's capacity: never blocks
+        child.stdin.close()
+    descriptor = child.stdout.fileno()
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    output = bytearray()
+    while True:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise TimeoutError
+        chunk = os.read(descriptor, 8192)
+        if not chunk:
+            return bytes(output)
+        output += chunk
+        if len(output) > max_bytes:
+            raise ProtocolError(f"cannot take a reply of more than {max_bytes} bytes")
+
+
+def start(
+    binary: str, environment: Sequence[tuple[str, str]], dirs: DaemonDirs, timeout_s: float, *, multiuser: bool
+) -> None:
+    """Starts a control daemon; returns once its parent says that it listens.
+
+    Args:
+        multiuser: one root-owned server for clients of any user; needs root.
+
+    Raises:
+        TransientError: with what the binary printed.
+    """
+    arguments = [binary, "-d", *(["-multiuser-server"] if multiuser else [])]
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        # A file, not a pipe: a pipe would break when we die, and its holder could hang the end of our pod.
+        output = os.open(dirs.start_output, flags, 0o600)
+    except OSError as error:
+        raise TransientError(f"cannot write {dirs.start_output}: {error.strerror}") from error
+    try:
+        child = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environment),
+            cwd="/",
+            umask=0o022,
+            start_new_session=True,
+        )
+        try:
+            returncode = child.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            raise TransientError(f"cannot start the MPS control daemon: not up within {timeout_s:g} s") from error
+        if returncode != 0:
+            said = os.pread(output, 2000, 0).decode(errors="replace").split("\n")
+            text = "; ".join(line.strip() for line in said if line.strip())[:300]
+            raise TransientError(f"cannot start the MPS control daemon: exit {returncode}: {text or 'it said nothing'}")
+    except OSError as error:
+        raise _cannot_run(binary, error) from error
+    finally:
+        os.close(output)
+
+
+def find_started(dirs: DaemonDirs, boot_id: str) -> DaemonIdentity:
+    """The daemon that was just started in these directories.
+
+    Raises TransientError when its pid file names no such process.
+    """
+    deadline_s = time.monotonic() + PID_FILE_S
+    while True:
+        pid = read_pid_file(dirs)
+        found = candidate(pid) if pid is not None else None
+        if found is not None and (found.environment or {}).get(PIPE_DIRECTORY) == dirs.pipe:
+            return DaemonIdentity(
+                boot_id=boot_id,
+                pid=found.pid,
+                start_time=found.start_time,
+                process_group=found.process_group,
+                pipe_directory=dirs.pipe,
+            )
+        if time.monotonic() >= deadline_s:
+            raise TransientError(
+                f"cannot find the MPS control daemon after its start: {dirs.pid_file} names "
+                + ("no process" if pid is None else f"pid {pid}, which is no daemon of this directory")
+            )
+        time.sleep(_POLL_S)
+
+
+def read_pid_file(dirs: DaemonDirs) -> int | None:
+    """The PID in the pipe directory's pid file, None when there is none."""
+    try:
+        with open(dirs.pid_file, "rb") as file:
+            text = file.read(32).strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() and 0 < int(text) < 2**31 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    state: str
+    process_group: int
+    start_time: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The second field is the command in parentheses and may hold anything.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return _Stat(fields[0].decode(), int(fields[2]), int(fields[19]))
+
+
+def candidate(pid: int) -> Candidate | None:
+    """What is known of a living process; None when it is gone or a zombie."""
+    stat = _stat(pid)
+    if stat is None or stat.state in "ZX":
+        return None
+    environment = processes.environ(pid) if _may_read(pid) else None
+    return Candidate(pid, stat.start_time, stat.process_group, environment)
+
+
+def _may_read(pid: int) -> bool:
+    try:
+        os.close(os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # gone by now
+    return True
+
+
+def is_alive(identity: DaemonIdentity | ProcessIdentity) -> bool:
+    """Whether exactly this process lives (of this boot; zombies don't)."""
+    stat = _stat(identity.pid)
+    return stat is not None and stat.state not in "ZX" and stat.start_time == identity.start_time
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """The identity of a living process."""
+    stat = _stat(pid)
+    return None if stat is None else ProcessIdentity(pid=pid, start_time=stat.start_time)
+
+
+def in_group(pid: int, identity: DaemonIdentity) -> bool:
+    """Whether a process belongs to the process group of this living daemon."""
+    stat = _stat(pid)
+    return stat is not None and stat.process_group == identity.process_group and is_alive(identity)
+
+
+def members(uuid: str, pipe_directory: str) -> list[ProcessIdentity]:
+    """The living daemon and servers of one GPU, known by the environment that servers inherit from our daemon.
+
+    Clients are never among them: they have the same pipe directory at most.
+    """
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        process = candidate(int(name))
+        environment = process.environment if process is not None else None
+        if process is None or not environment or process.pid == os.getpid():
+            continue
+        if environment.get(DAEMON_MARKER) == uuid and environment.get(PIPE_DIRECTORY) == pipe_directory:
+            found.append(ProcessIdentity(pid=process.pid, start_time=process.start_time))
+    return found
+
+
+def signal_group(identity: DaemonIdentity, number: signal.Signals) -> None:
+    """Signals the process group of a living daemon, or the daemon alone where the group is not its own."""
+    if not is_alive(identity):
+        return
+    with contextlib.suppress(ProcessLookupError):
+        if identity.process_group not in (0, 1, os.getpgrp()):
+            os.killpg(identity.process_group, number)
+        else:
+            os.kill(identity.pid, number)
+
+
+def kill_and_wait(victims: Callable[[], Sequence[ProcessIdentity | DaemonIdentity]], timeout_s: float) -> list[int]:
+    """SIGKILLs what `victims` names, again and again until it names nobody or the time is over; then returns the PIDs
+    that live on."""
+    deadline_s = time.monotonic() + timeout_s
+    while alive := [identity for identity in victims() if is_alive(identity)]:
+        for identity in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(identity.pid, signal.SIGKILL)
+        if time.monotonic() >= deadline_s:
+            return [identity.pid for identity in alive]
+        for identity in alive:
+            _await_exit(identity, deadline_s)
+    return []
+
+
+def _await_exit(identity: ProcessIdentity | DaemonIdentity, deadline_s: float) -> None:
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except OSError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if is_alive(identity):
+            poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_run(binary: str, error: OSError) -> TransientError:
+    return TransientError(
+        f"cannot run {binary}: {error.strerror}: is the driver's MPS package installed, and are mps.binary and "
+        "mps.driverRoot right?"
+    )
+
+
+class ExitWatcher:
+    """Tells when processes that are not our children exit: one thread, one pidfd each."""
+
+    def __init__(self, on_exit: Callable[[DaemonIdentity], None]) -> None:
+        self._on_exit = on_exit
+        self._poll = select.poll()
+        self._lock = threading.Lock()
+        self._watched: dict[int, DaemonIdentity] = {}
+        self._wake: tuple[int, int] | None = None
+        self._closing = False
+
+    def start(self) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poll.register(read, select.POLLIN)
+        self._wake = (read, write)
+        self._thread = threading.Thread(target=self._run, args=(read,), name="exit-watcher", daemon=True)
+        self._thread.start()
+
+    def watch(self, identity: DaemonIdentity) -> None:
+        """Calls `on_exit` once, from the watcher's thread or this one, when the process is gone; at once if it is."""
+        try:
+            descriptor = os.pidfd_open(identity.pid)
+        except OSError as error:
+            if not isinstance(error, ProcessLookupError):
+                log.warning("cannot watch the MPS control daemon", pid=identity.pid, error=str(error))
+                return
+            self._on_exit(identity)
+            return
+        if not is_alive(identity):  # the PID was used again, or it is a zombie
+            os.close(descriptor)
+            self._on_exit(identity)
+            return
+        with self._lock:
+            if self._wake is None:
+                os.close(descriptor)
+                return
+            self._watched[descriptor] = identity
+            self._poll.register(descriptor, select.POLLIN)
+            os.write(self._wake[1], b".")  # a poll under way does not see what is registered meanwhile
+
+    def close(self) -> None:
+        """Ends the thread; watched processes live on. May be called again, or without start()."""
+        with self._lock:
+            wake, self._wake = self._wake, None
+            if wake is None:
+                return
+            self._closing = True
+            os.write(wake[1], b".")
+        self._thread.join()
+        for descriptor in (*self._watched, *wake):
+            os.close(descriptor)
+        self._watched.clear()
+
+    def _run(self, wake: int) -> None:
+        while not self._closing:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(descriptor, 4096)
+                    continue
+                with self._lock:
+                    self._poll.unregister(descriptor)
+                    identity = self._watched.pop(descriptor)
+                os.close(descriptor)
+                self._on_exit(identity)

@@ -1,0 +1,82 @@
+"""The control daemon's protocol 2 as text: commands to send, replies to typed values (pure, bounded).
+
+A front end exits 0 also when the daemon refused the command, and a refusal is text on stdout
+(nvidia-cuda-mps-control(1)). So a reply is judged by its content only, and what was set is read back.
+"""
+
+import re
+
+from mpsd.errors import ProtocolError
+from mpsd.gpu.model import MIB
+
+MAX_REPLY_BYTES = 64 * 1024
+"""Longest reply taken: a client list of one GPU is far below it."""
+
+DEVICE = "0"
+"""The daemon sees one GPU, so its ordinal is 0. Limits keyed by UUID were once not applied, and are stored apart from
+those keyed by ordinal (legacy MPS v2 interface, r615)."""
+
+GET_THREAD_PERCENTAGE = "get_default_active_thread_percentage"
+GET_DEFAULT_LIMIT = f"get_default_device_pinned_mem_limit {DEVICE}"
+GET_SERVERS = "get_server_list"
+
+_LIMIT = re.compile(r"([0-9]{1,12})([GM])")
+_PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
+
+
+def set_default_limit(size_bytes: int) -> str:
+    """Limits clients of servers to come. Whole MiB, rounded down."""
+    return f"set_default_device_pinned_mem_limit {DEVICE} {size_bytes // MIB}M"
+
+
+def set_server_limit(server: int, size_bytes: int) -> str:
+    """Limits new clients of a running server; may be more than the default."""
+    return f"set_device_pinned_mem_limit {server} {DEVICE} {size_bytes // MIB}M"
+
+
+def get_server_limit(server: int) -> str:
+    return f"get_device_pinned_mem_limit {server} {DEVICE}"
+
+
+def get_clients(server: int) -> str:
+    return f"get_client_list {server}"
+
+
+def quit_after(timeout_s: int) -> str:
+    """Ends the daemon; servers with clients are ended by force after that time. Without it, it waits for ever."""
+    return f"quit -t {timeout_s}"
+
+
+def parse_percentage(reply: str) -> float:
+    """`100.0`. Raises ProtocolError."""
+    text = reply.strip()
+    if not _PERCENTAGE.fullmatch(text) or float(text) > 100:
+        raise _nonsense("an active thread percentage", reply)
+    return float(text)
+
+
+def parse_pids(reply: str) -> tuple[int, ...]:
+    """PIDs, one a line; none is an empty reply. Raises ProtocolError."""
+    lines = [line.strip() for line in reply.splitlines() if line.strip()]
+    if not all(line.isascii() and line.isdigit() and len(line) < 10 for line in lines):
+        raise _nonsense("a list of PIDs", reply)
+    return tuple(int(line) for line in lines)
+
+
+def limit_is(reply: str, size_bytes: int) -> bool:
+    """Whether a limit read back is the one set, or its documented rounding.
+
+    Driver 595 shows a limit of 1 GiB or more in whole `G`, rounded down (595.91.07, public test recording).
+
+    Raises:
+        ProtocolError: the reply is no limit at all.
+    """
+    match = _LIMIT.fullmatch(reply.strip())
+    if match is None:
+        raise _nonsense("a memory limit", reply)
+    number, size_mib = int(match[1]), size_bytes // MIB
+    return number == size_mib if match[2] == "M" else 0 < number == size_mib // 1024
+
+
+def _nonsense(expected: str, reply: str) -> ProtocolError:
+    return ProtocolError(f"cannot read the MPS control daemon's reply {reply.strip()[:200]!r}: expected {expected}")

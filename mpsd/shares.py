@@ -1,0 +1,99 @@
+"""How large one share of a resource is on one GPU (pure).
+
+Both processes ask here: mpsd for a daemon's default memory limit, the plugin's planner for what it may grant. All
+sizes are whole MiB: limits and fractions are rounded down.
+"""
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+import msgspec
+
+from mpsd.config.model import FixedMemory, FractionMemory, NodeConfig, Resource, UnitMemory
+from mpsd.gpu.model import MIB, GpuInfo, Mode
+from mpsd.quantity import format_bytes
+
+
+class ShareSize(msgspec.Struct, frozen=True):
+    """Bytes on each GPU of one share: guaranteed and at most. For a unit resource both are one unit."""
+
+    request_bytes: int
+    limit_bytes: int
+
+
+def usable_bytes(info: GpuInfo, reserve_bytes: int) -> int:
+    """What shares of a GPU may add up to: total less driver-reserved less our reserve, whole MiB, never below 0."""
+    return max(0, floor_mib(info.memory_total_bytes - info.memory_reserved_bytes - reserve_bytes))
+
+
+def share_size(resource: Resource, usable_bytes: int) -> ShareSize | str:
+    """The size of one share on a GPU with this much usable memory, or the reason why none fits."""
+    match resource.memory:
+        case FixedMemory(request_bytes=request, limit_bytes=limit):
+            size = ShareSize(request, limit)
+        case FractionMemory(fraction=fraction, limit_fraction=limit_fraction):
+            size = ShareSize(fraction_of(usable_bytes, fraction), fraction_of(usable_bytes, limit_fraction))
+            if size.request_bytes < MIB:
+                return (
+                    f"fraction {fraction:g} of the {format_bytes(usable_bytes)} usable on this GPU is less than 1 MiB"
+                )
+        case UnitMemory(unit_bytes=unit):
+            if unit > usable_bytes:
+                return f"unit {_more_than_usable(unit, usable_bytes)}"
+            size = ShareSize(unit, unit)
+    if size.request_bytes > usable_bytes:
+        return f"request {_more_than_usable(size.request_bytes, usable_bytes)}"
+    if size.limit_bytes > usable_bytes:
+        return f"limit {_more_than_usable(size.limit_bytes, usable_bytes)}"
+    return size
+
+
+def slots(resource: Resource, usable_bytes: int) -> int:
+    """How many shares (units) of the resource lie side by side on a GPU; 0 when none fits."""
+    size = share_size(resource, usable_bytes)
+    return usable_bytes // size.request_bytes if isinstance(size, ShareSize) else 0
+
+
+def is_allowed(resource: Resource, config: NodeConfig, info: GpuInfo) -> bool:
+    """Whether shares of the resource may lie on this single GPU: both selections admit it, and it is not for groups."""
+    return (
+        not resource.groups
+        and config.gpus.admits(info.uuid, info.index)
+        and resource.gpus.admits(info.uuid, info.index)
+    )
+
+
+def largest_limit_bytes(
+    resources: Iterable[Resource], config: NodeConfig, info: GpuInfo, usable_bytes: int
+) -> int | None:
+    """The largest limit a container of any sm-sharing resource could get on this GPU, None when there is no such.
+
+    A container may ask for all units of a unit resource, so that one counts with every whole unit of the GPU.
+    """
+    limits = []
+    for resource in resources:
+        if resource.mode is not Mode.SM_SHARING or not is_allowed(resource, config, info):
+            continue
+        size = share_size(resource, usable_bytes)
+        if isinstance(size, ShareSize):
+            units = slots(resource, usable_bytes) if isinstance(resource.memory, UnitMemory) else 1
+            limits.append(size.limit_bytes * units)
+    return max(limits, default=None)
+
+
+def floor_mib(size_bytes: int) -> int:
+    """Bytes rounded down to whole MiB."""
+    return size_bytes // MIB * MIB
+
+
+def fraction_of(size_bytes: int, fraction: float) -> int:
+    """That fraction of the bytes, rounded down to whole MiB, by exact arithmetic.
+
+    The fraction counts as the decimal it is written as: 0.7 of 10 MiB is 7 MiB, though the double nearest to 0.7 lies
+    below it.
+    """
+    return floor_mib(int(size_bytes * Fraction(repr(fraction))))
+
+
+def _more_than_usable(size_bytes: int, usable_bytes: int) -> str:
+    return f"{format_bytes(size_bytes)} is more than the {format_bytes(usable_bytes)} usable on this GPU"

@@ -1,0 +1,88 @@
+"""What mpsd must remember over its own restart, on disk: daemons, compute modes found, the desired state last applied.
+
+Every change is one atomic, durable replace, made before the effect it allows. A record of an earlier boot is void: its
+daemons are gone and compute modes are back at the driver's default.
+"""
+
+import os
+import threading
+from typing import TypeVar
+
+import msgspec
+
+from cdi.atomic import replace_file
+from mpsd.daemon.adopt import DaemonIdentity
+from mpsd.errors import TransientError
+from mpsd.gpu.model import ComputeMode
+from mpsd.log import get_logger
+from mpsd.snapshot import Desired
+
+log = get_logger("mpsd")
+V = TypeVar("V")
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """The file. Keys are GPU UUIDs; `compute_modes` holds the mode found before ours was set."""
+
+    version: int = 1
+    boot_id: str
+    daemons: dict[str, DaemonIdentity] = {}
+    compute_modes: dict[str, ComputeMode] = {}
+    desired: Desired = Desired()
+
+
+class StateFile:
+    """Loads once, then each method writes through. Safe from several threads."""
+
+    def __init__(self, path: str, boot_id: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._saved = _load(path, boot_id)
+
+    @property
+    def saved(self) -> Saved:
+        return self._saved
+
+    def record_daemon(self, uuid: str, identity: DaemonIdentity | None) -> None:
+        """Remembers a running daemon, or forgets it. Raises TransientError."""
+        with self._lock:
+            self._write(daemons=_with(self._saved.daemons, uuid, identity))
+
+    def record_compute_mode(self, uuid: str, mode: ComputeMode | None) -> None:
+        """Remembers the mode found before ours, or forgets it once restored. Raises TransientError."""
+        with self._lock:
+            self._write(compute_modes=_with(self._saved.compute_modes, uuid, mode))
+
+    def record_desired(self, desired: Desired) -> None:
+        """Raises TransientError."""
+        with self._lock:
+            self._write(desired=desired)
+
+    def _write(self, **changes: object) -> None:
+        saved = msgspec.structs.replace(self._saved, **changes)
+        if saved == self._saved:
+            return
+        try:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n", 0o600)
+        except OSError as error:
+            raise TransientError(f"cannot write {self._path}: {error.strerror}") from error
+        self._saved = saved
+
+
+def _with(mapping: dict[str, V], key: str, value: V | None) -> dict[str, V]:
+    rest = {k: v for k, v in mapping.items() if k != key}
+    return rest if value is None else {**rest, key: value}
+
+
+def _load(path: str, boot_id: str) -> Saved:
+    empty = Saved(boot_id=boot_id)
+    try:
+        with open(path, "rb") as file:
+            saved = msgspec.json.decode(file.read(), type=Saved)
+    except FileNotFoundError:
+        return empty
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        log.warning("cannot read what an earlier mpsd recorded; starting without", path=path, error=str(error))
+        return empty
+    return saved if saved.boot_id == boot_id else Saved(boot_id=boot_id, desired=saved.desired)

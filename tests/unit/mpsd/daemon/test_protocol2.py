@@ -1,0 +1,81 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpsd.daemon import protocol2
+from mpsd.errors import ProtocolError
+from mpsd.gpu.model import MIB
+
+GIB = 1024 * MIB
+
+
+def test_commands() -> None:
+    assert protocol2.set_default_limit(8 * GIB + MIB + 5) == "set_default_device_pinned_mem_limit 0 8193M"
+    assert protocol2.GET_DEFAULT_LIMIT == "get_default_device_pinned_mem_limit 0"
+    assert protocol2.set_server_limit(7, GIB) == "set_device_pinned_mem_limit 7 0 1024M"
+    assert protocol2.get_server_limit(7) == "get_device_pinned_mem_limit 7 0"
+    assert protocol2.get_clients(7) == "get_client_list 7"
+    assert protocol2.quit_after(5) == "quit -t 5"
+
+
+@pytest.mark.parametrize(("reply", "value"), [("100.0\n", 100.0), ("33.3", 33.3), ("0.0\n", 0.0), ("50", 50.0)])
+def test_percentage(reply: str, value: float) -> None:
+    assert protocol2.parse_percentage(reply) == value
+
+
+@pytest.mark.parametrize("reply", ["", "100.1", "-1.0", "nan", "1e1", "100.0\n100.0", "Unrecognized command"])
+def test_no_percentage(reply: str) -> None:
+    with pytest.raises(ProtocolError, match="expected an active thread percentage"):
+        protocol2.parse_percentage(reply)
+
+
+@pytest.mark.parametrize(("reply", "pids"), [("", ()), ("\n", ()), ("12\n34\n", (12, 34)), (" 12 \n\n", (12,))])
+def test_pids(reply: str, pids: tuple[int, ...]) -> None:
+    assert protocol2.parse_pids(reply) == pids
+
+
+@pytest.mark.parametrize("reply", ["Server not found", "12 34", "-1", "1.0", "99999999999", "²"])
+def test_no_pids(reply: str) -> None:
+    with pytest.raises(ProtocolError, match="expected a list of PIDs"):
+        protocol2.parse_pids(reply)
+
+
+@pytest.mark.parametrize(
+    ("reply", "size_bytes", "same"),
+    [
+        ("8192M\n", 8 * GIB, True),
+        ("8G", 8 * GIB, True),
+        ("8G", 8 * GIB + 511 * MIB, True),  # the documented rounding
+        ("8191M", 8 * GIB, False),
+        ("9G", 8 * GIB, False),
+        ("7G", 8 * GIB, False),
+        ("512M", 512 * MIB, True),
+        ("0G", 512 * MIB, False),
+        ("8G", 8 * MIB, False),
+    ],
+)
+def test_limit_read_back(reply: str, size_bytes: int, same: bool) -> None:
+    assert protocol2.limit_is(reply, size_bytes) is same
+
+
+@pytest.mark.parametrize("reply", ["", "0", "8", "8MB", "8 G", "8g", "-8G", "8G\n8G", "Invalid argument"])
+def test_no_limit(reply: str) -> None:
+    with pytest.raises(ProtocolError, match="expected a memory limit"):
+        protocol2.limit_is(reply, 8 * GIB)
+
+
+@given(st.one_of(st.text(), st.binary().map(lambda b: b.decode(errors="replace"))))
+def test_any_reply_is_a_value_or_a_protocol_error(reply: str) -> None:
+    for parse in (protocol2.parse_percentage, protocol2.parse_pids, lambda text: protocol2.limit_is(text, GIB)):
+        with contextlib.suppress(ProtocolError):
+            parse(reply)
+
+
+@given(st.integers(1, 2**24))
+def test_what_is_set_reads_back_as_set_or_rounded(mib: int) -> None:
+    word = protocol2.set_default_limit(mib * MIB).split()[-1]
+    assert protocol2.limit_is(word, mib * MIB)
+    if mib >= 1024:
+        assert protocol2.limit_is(f"{mib // 1024}G", mib * MIB)

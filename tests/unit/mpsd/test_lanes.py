@@ -1,0 +1,33 @@
+import threading
+
+from mpsd.lanes import Lane
+
+WAIT_S = 10.0
+
+
+def test_jobs_of_a_lane_run_in_order_and_lanes_do_not_wait_for_each_other() -> None:
+    gate, done = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def first() -> None:
+        order.append("first")
+        gate.wait(WAIT_S)
+
+    slow, quick = Lane("slow"), Lane("quick")
+    slow.submit(first)
+    slow.submit(lambda: order.append("second"))
+    quick.submit(done.set)
+    assert done.wait(WAIT_S)
+    assert not slow.join(0.0)
+    gate.set()
+    assert slow.join(WAIT_S)
+    assert order == ["first", "second"]
+
+
+def test_a_job_that_fails_does_not_end_its_lane() -> None:
+    lane, done = Lane("lane"), threading.Event()
+    lane.submit(lambda: print(1 / 0))
+    lane.submit(done.set)
+    assert done.wait(WAIT_S)
+    assert lane.join(WAIT_S)
+    assert lane.join(0.0)

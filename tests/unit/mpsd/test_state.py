@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+
+from mpsd.daemon.adopt import DaemonIdentity
+from mpsd.errors import TransientError
+from mpsd.gpu.model import ComputeMode, Mode
+from mpsd.snapshot import Desired, DesiredGpu
+from mpsd.state import Saved, StateFile
+
+IDENTITY = DaemonIdentity(boot_id="boot", pid=1, start_time=2, process_group=1, pipe_directory="/p")
+DESIRED = Desired(gpus=(DesiredGpu(uuid="GPU-1", mode=Mode.SM_SHARING),))
+
+
+def test_what_is_recorded_survives(short_tmp: Path) -> None:
+    path = f"{short_tmp}/state/mpsd.json"
+    state = StateFile(path, "boot")
+    state.record_daemon("GPU-1", IDENTITY)
+    state.record_compute_mode("GPU-1", ComputeMode.DEFAULT)
+    state.record_desired(DESIRED)
+    again = StateFile(path, "boot")
+    assert again.saved == Saved(
+        boot_id="boot", daemons={"GPU-1": IDENTITY}, compute_modes={"GPU-1": ComputeMode.DEFAULT}, desired=DESIRED
+    )
+    assert Path(path).stat().st_mode & 0o777 == 0o600
+    again.record_daemon("GPU-1", None)
+    again.record_compute_mode("GPU-1", None)
+    assert StateFile(path, "boot").saved == Saved(boot_id="boot", desired=DESIRED)
+
+
+def test_after_a_reboot_only_what_is_wanted_counts(short_tmp: Path) -> None:
+    path = f"{short_tmp}/mpsd.json"
+    state = StateFile(path, "boot")
+    state.record_daemon("GPU-1", IDENTITY)
+    state.record_compute_mode("GPU-1", ComputeMode.DEFAULT)
+    state.record_desired(DESIRED)
+    assert StateFile(path, "next boot").saved == Saved(boot_id="next boot", desired=DESIRED)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"boot_id": 1}', b"\xff"])
+def test_an_unreadable_file_is_started_over(short_tmp: Path, content: bytes) -> None:
+    path = short_tmp / "mpsd.json"
+    path.write_bytes(content)
+    state = StateFile(str(path), "boot")
+    assert state.saved == Saved(boot_id="boot")
+    state.record_daemon("GPU-1", IDENTITY)
+    assert StateFile(str(path), "boot").saved.daemons == {"GPU-1": IDENTITY}
+
+
+def test_what_cannot_be_written_is_an_error_and_not_remembered(short_tmp: Path) -> None:
+    (short_tmp / "file").write_text("")
+    state = StateFile(f"{short_tmp}/file/mpsd.json", "boot")
+    with pytest.raises(TransientError, match="cannot write"):
+        state.record_daemon("GPU-1", IDENTITY)
+    assert state.saved.daemons == {}

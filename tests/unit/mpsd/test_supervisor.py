@@ -1,0 +1,473 @@
+"""The loop over fakes: what goes in, which snapshot and which effects come out."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mpsd.config.model import GIB, Enforcement, FixedMemory, GpuSelection, MpsConfig, NodeConfig, Resource
+from mpsd.daemon import process
+from mpsd.daemon.adopt import DaemonIdentity
+from mpsd.daemon.host import ForeignDaemonError, MpsClients
+from mpsd.daemon.lifecycle import Policy
+from mpsd.errors import TransientError
+from mpsd.gpu.backend import GpuError, GpuLostError
+from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory, Mode
+from mpsd.snapshot import DaemonState, Desired, DesiredGpu, GpuStatus, Snapshot
+from mpsd.state import StateFile
+from mpsd.supervisor import Supervisor
+from tests.unit.mpsd.fakes import WAIT_S, FakeBackend, FakeHost
+
+ONE, TWO = (f"GPU-00000000-0000-4000-8000-{n:012d}" for n in (1, 2))
+FAST = Policy(
+    retry_s=0.01,
+    probe_interval_s=0.01,
+    drain_check_s=0.01,
+    backoff_min_s=0.01,
+    backoff_max_s=0.01,
+    failed_retry_s=0.01,
+)
+CALM = Policy(probe_interval_s=1000.0, backoff_min_s=1000.0, backoff_max_s=1000.0, drain_check_s=1000.0)
+
+
+def resource(request_gib: int = 8) -> Resource:
+    size = request_gib * GIB
+    memory = FixedMemory(request_bytes=size, limit_bytes=size)
+    return Resource(name="x/y", memory=memory, mode=Mode.SM_SHARING, enforcement=Enforcement.COOPERATIVE)
+
+
+def state_of(uuid: str, **fields: object) -> GpuState:
+    info = GpuInfo(uuid=uuid, index=int(uuid[-1]), name="", memory_total_bytes=80 * GIB)
+    values = {"compute_mode": ComputeMode.DEFAULT, **fields}
+    return GpuState(info=info, **values)  # type: ignore[arg-type]
+
+
+def inventory(*states: GpuState) -> Inventory:
+    return Inventory(driver_version="580.95.05", gpus=states)
+
+
+def bind(uuid: str, mode: Mode | None) -> Desired:
+    return Desired(gpus=(DesiredGpu(uuid=uuid, mode=mode),))
+
+
+class Bench:
+    """A supervisor over fakes."""
+
+    def __init__(self, root: Path, policy: Policy, config: NodeConfig | None = None) -> None:
+        self.config = config or NodeConfig(resources=(resource(),), mps=MpsConfig(run_root=f"{root}/run"))
+        self.host = FakeHost()
+        self.backend = FakeBackend()
+        self.state = StateFile(f"{root}/state/mpsd.json", "boot")
+        self.kicks = 0
+        self.supervisor = Supervisor(self.config, self.backend, self.host, self.state, kick=self._kick, policy=policy)
+
+    def _kick(self) -> None:
+        self.kicks += 1
+
+    def exits(self, uuid: str) -> None:
+        """Posts the end of a daemon as its pidfd would."""
+        gpu = self.supervisor._gpus[uuid]
+        assert gpu.identity is not None
+        self.supervisor._watcher._on_exit(gpu.identity)
+
+    def until(self, condition: Callable[[Snapshot], bool]) -> Snapshot:
+        """Waits by the watch API for a snapshot that fits."""
+        snapshot = self.supervisor.snapshot
+        while not condition(snapshot):
+            newer = self.supervisor.watch(snapshot.instance, snapshot.generation, WAIT_S)
+            assert newer.generation != snapshot.generation, f"nothing more happens: {snapshot}"
+            snapshot = newer
+        return snapshot
+
+    def until_gpu(self, uuid: str, condition: Callable[[GpuStatus], bool]) -> GpuStatus:
+        def find(snapshot: Snapshot) -> GpuStatus | None:
+            return next((gpu for gpu in snapshot.gpus if gpu.info.uuid == uuid), None)
+
+        found = find(self.until(lambda snapshot: (gpu := find(snapshot)) is not None and condition(gpu)))
+        assert found is not None
+        return found
+
+    def until_daemon(self, uuid: str, *states: DaemonState) -> GpuStatus:
+        return self.until_gpu(uuid, lambda gpu: gpu.daemon is not None and gpu.daemon.state in states)
+
+
+@pytest.fixture
+def watchless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake daemons have no process to watch."""
+    monkeypatch.setattr(process.ExitWatcher, "watch", lambda _self, _identity: None)
+
+
+@contextmanager
+def running(bench: Bench) -> Iterator[Bench]:
+    bench.supervisor.start()
+    try:
+        yield bench
+    finally:
+        bench.host.on_quit = bench.exits
+        bench.supervisor.close()
+
+
+@pytest.fixture
+def calm(short_tmp: Path, watchless: None) -> Iterator[Bench]:
+    with running(Bench(short_tmp, CALM)) as bench:
+        yield bench
+
+
+@pytest.fixture
+def fast(short_tmp: Path, watchless: None) -> Iterator[Bench]:
+    with running(Bench(short_tmp, FAST)) as bench:
+        yield bench
+
+
+def test_before_the_first_probe_there_is_a_snapshot_with_a_reason(calm: Bench) -> None:
+    snapshot = calm.supervisor.snapshot
+    assert (snapshot.gpus, snapshot.reason) == ((), "GPUs are not probed yet")
+
+
+def test_a_gpu_comes_and_its_daemon_is_ready_with_its_limit(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(TWO), state_of(ONE)))
+    gpu = calm.until_daemon(ONE, DaemonState.READY)
+    calm.until_daemon(TWO, DaemonState.READY)
+    assert gpu.daemon is not None
+    assert gpu.daemon.pinned_limit_bytes == 8 * GIB == calm.host.limits[ONE]
+    assert gpu.daemon.pipe_directory == f"{calm.config.mps.run_root}/mps/{ONE}"
+    assert [g.info.uuid for g in calm.supervisor.snapshot.gpus] == [ONE, TWO]
+    assert calm.host.verbs(ONE) == ["spawn", "find", "configure"]
+
+
+def test_no_gpus_is_a_state_with_a_reason(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(Inventory(reason="cannot load libnvidia-ml.so.1"))
+    calm.until(lambda snapshot: snapshot.reason == "cannot load libnvidia-ml.so.1")
+
+
+def test_an_exit_is_published_at_once_and_other_gpus_go_on(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    calm.until_daemon(TWO, DaemonState.READY)
+    calm.exits(ONE)
+    gpu = calm.until_daemon(ONE, DaemonState.BACKOFF)
+    assert gpu.daemon is not None
+    assert "exited" in gpu.daemon.reason
+    assert (gpu.daemon.pid, gpu.daemon.pinned_limit_bytes) == (None, None)
+    calm.until_daemon(TWO, DaemonState.READY)
+
+
+def test_a_lost_daemon_is_configured_again_before_ready(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.until_daemon(ONE, DaemonState.READY)
+    configured = fast.host.verbs(ONE).count("configure")
+    fast.exits(ONE)
+    gpu = fast.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.restarts == 1 and g.daemon.state == "ready")
+    assert gpu.daemon is not None
+    assert gpu.daemon.pinned_limit_bytes == 8 * GIB
+    assert fast.host.verbs(ONE).count("configure") > configured
+
+
+def test_a_failing_query_ends_ready_and_says_why(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.until_daemon(ONE, DaemonState.READY)
+    fast.host.fail["configure"] = TransientError("still wedged")
+    fast.host.fail["probe"] = TransientError("cannot get an answer")
+    gpu = fast.until_daemon(ONE, DaemonState.CONFIGURING)
+    assert gpu.daemon is not None
+    assert gpu.daemon.reason in ("cannot get an answer", "still wedged")
+    gpu = fast.until_daemon(ONE, DaemonState.STOPPING)
+    assert gpu.daemon is not None
+    assert gpu.daemon.reason == "replaced after 3 failed attempts: still wedged"
+    fast.exits(ONE)
+
+
+def test_a_foreign_daemon_is_left_alone_and_reported(calm: Bench) -> None:
+    calm.host.fail["spawn"] = ForeignDaemonError("cannot use /x: a daemon lives there")
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    gpu = calm.until_daemon(ONE, DaemonState.FAILED)
+    assert gpu.daemon is not None
+    assert gpu.daemon.reason == "cannot use /x: a daemon lives there"
+    assert calm.host.verbs(ONE) == ["spawn"]
+
+
+def test_an_unforeseen_exception_of_an_effect_is_a_failed_effect(calm: Bench) -> None:
+    calm.host.fail["spawn"] = ZeroDivisionError("bug")  # type: ignore[assignment]
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until_daemon(ONE, DaemonState.BACKOFF)
+
+
+def test_a_running_daemon_is_adopted(calm: Bench) -> None:
+    identity = DaemonIdentity(boot_id="b", pid=2**22 + 7, start_time=1, process_group=0, pipe_directory="/p")
+    calm.host.adoptable[ONE] = identity
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    gpu = calm.until_daemon(ONE, DaemonState.READY)
+    assert gpu.daemon is not None
+    assert (gpu.daemon.pid, gpu.daemon.restarts) == (identity.pid, 0)
+    calm.host.adoptable.clear()
+
+
+@pytest.mark.parametrize(
+    ("mode", "compute_mode"),
+    [(Mode.SM_SHARING, ComputeMode.EXCLUSIVE_PROCESS), (Mode.TIME_SLICING, ComputeMode.DEFAULT)],
+)
+def test_binding_and_its_end(calm: Bench, mode: Mode, compute_mode: ComputeMode) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE, mode))
+    gpu = calm.until_gpu(ONE, lambda g: g.mode is mode)
+    assert gpu.driver_compute_mode is compute_mode is calm.backend.modes[ONE]
+    calm.supervisor.apply(Desired())
+    gpu = calm.until_gpu(ONE, lambda g: g.mode is None and g.driver_compute_mode is ComputeMode.DEFAULT)
+    calm.until(lambda _: calm.state.saved.compute_modes == {})
+    assert calm.backend.modes[ONE] is ComputeMode.DEFAULT
+
+
+def test_a_mode_is_in_force_only_once_it_was_applied(calm: Bench) -> None:
+    calm.backend.fail["set_compute_mode"] = GpuError("cannot set the compute mode: Insufficient Permissions")
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+    gpu = calm.until_gpu(ONE, lambda g: bool(g.reason))
+    assert (gpu.mode, gpu.reason) == (None, "cannot set the compute mode: Insufficient Permissions")
+    calm.backend.fail.clear()
+
+
+def test_a_mode_changed_behind_our_back_is_set_again(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+    calm.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    calm.backend.modes[ONE] = ComputeMode.DEFAULT
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    for _ in range(2):
+        assert calm.backend.sets.get(timeout=WAIT_S) == (ONE, ComputeMode.EXCLUSIVE_PROCESS)
+
+
+def test_the_desired_state_outlives_mpsd(short_tmp: Path, watchless: None) -> None:
+    StateFile(f"{short_tmp}/state/mpsd.json", "boot").record_desired(bind(ONE, Mode.SM_SHARING))
+    with running(Bench(short_tmp, CALM)) as again:
+        again.supervisor.inventory_changed(inventory(state_of(ONE)))
+        again.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+
+
+def test_a_mode_left_by_an_earlier_mpsd_is_restored(short_tmp: Path, watchless: None) -> None:
+    bench = Bench(short_tmp, CALM)
+    bench.state.record_compute_mode(ONE, ComputeMode.DEFAULT)
+    bench.backend.modes[ONE] = ComputeMode.EXCLUSIVE_PROCESS
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE, compute_mode=ComputeMode.EXCLUSIVE_PROCESS)))
+        bench.until_gpu(ONE, lambda g: g.driver_compute_mode is ComputeMode.DEFAULT)
+
+
+@contextmanager
+def gpu_user(key: str | None) -> Iterator[int]:
+    """A process that holds an allocation, or none."""
+    environment = {} if key is None else {"GPUFRAC_ALLOCATION": key}
+    arguments = [sys.executable, "-ISc", "import sys; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child.pid
+        child.kill()
+
+
+def test_clients_are_joined_and_told_apart(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    with gpu_user("k1") as mps, gpu_user("k2") as plain, gpu_user(None) as foreign, gpu_user(None) as server:
+        processes = tuple(GpuProcess(pid=pid, used_bytes=pid) for pid in (mps, plain, foreign, server))
+        calm.host.connected[ONE] = MpsClients((server,), (mps, 2**22 + 5, 0))
+        calm.supervisor.inventory_changed(inventory(state_of(ONE, processes=processes)))
+        gpu = calm.until_gpu(ONE, lambda g: bool(g.clients))
+        seen = {client.pid: (client.allocation_key, client.mps, client.used_bytes) for client in gpu.clients}
+        assert seen == {mps: ("k1", True, mps), plain: ("k2", False, plain), foreign: (None, False, foreign)}
+        assert gpu.foreign_processes == (foreign,)
+        calm.backend.running[ONE] = (GpuProcess(pid=mps),)
+        assert [c.pid for c in calm.supervisor.clients([ONE, "GPU-unknown"])[ONE]] == [mps]
+        calm.until_gpu(ONE, lambda g: len(g.clients) == 1)
+        calm.backend.running.clear()
+        calm.host.connected.clear()
+        assert calm.supervisor.clients([ONE]) == {ONE: ()}
+
+
+def test_more_memory_alone_asks_no_daemon(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    with gpu_user("k1") as pid:
+        calm.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid, used_bytes=1),))))
+        calm.until_gpu(ONE, lambda g: bool(g.clients))
+        asked = calm.host.verbs(ONE).count("clients")
+        calm.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid, used_bytes=2),))))
+        calm.until_gpu(ONE, lambda g: bool(g.clients) and g.clients[0].used_bytes == 2)
+        assert calm.host.verbs(ONE).count("clients") == asked
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+
+
+def test_clients_that_cannot_be_told_are_an_error_not_an_empty_list(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    calm.host.fail["clients"] = TransientError("cannot get an answer")
+    with pytest.raises(TransientError, match=f"cannot list the clients of GPU {ONE}: cannot get an answer"):
+        calm.supervisor.clients([ONE])
+    calm.host.fail.clear()
+    calm.backend.fail["processes"] = GpuError("cannot call")
+    with pytest.raises(TransientError, match="cannot call"):
+        calm.supervisor.clients([ONE])
+    calm.backend.fail["processes"] = GpuLostError("lost")
+    assert calm.supervisor.clients([ONE]) == {ONE: ()}
+    calm.backend.fail.clear()
+
+
+def test_a_gpu_with_foreign_processes_is_not_bound_until_they_end(calm: Bench) -> None:
+    with gpu_user(None) as pid:
+        calm.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid),))))
+        calm.until_daemon(ONE, DaemonState.READY)
+        calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+        gpu = calm.until_gpu(ONE, lambda g: bool(g.reason))
+        assert gpu.reason == f"cannot bind it to sm-sharing: foreign processes use it (pid {pid})"
+        assert (gpu.mode, gpu.foreign_processes) == (None, (pid,))
+        assert calm.backend.set_calls == []
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    gpu = calm.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    assert gpu.reason == ""
+
+
+def test_a_new_limit_is_set_without_a_restart(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    calm.supervisor.config_changed(msgspec.structs.replace(calm.config, resources=(resource(16),)))
+    calm.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.pinned_limit_bytes == 16 * GIB)
+    assert calm.host.verbs(ONE).count("spawn") == 1
+
+
+def test_what_needs_a_restart_is_said_and_not_taken(calm: Bench) -> None:
+    calm.supervisor.config_changed(msgspec.structs.replace(calm.config, mps=MpsConfig(run_root="/elsewhere")))
+    calm.until(lambda s: s.config_error == "changes of mps take effect when mpsd is restarted")
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    gpu = calm.until_daemon(ONE, DaemonState.READY)
+    assert gpu.daemon is not None
+    assert gpu.daemon.pipe_directory.startswith(calm.config.mps.run_root)
+    calm.supervisor.config_refused("c.yaml:3: memory: unknown key")
+    calm.until(lambda s: s.config_error == "c.yaml:3: memory: unknown key")
+    calm.supervisor.config_changed(calm.config)
+    calm.until(lambda s: s.config_error == "")
+
+
+def test_a_gpu_excluded_by_a_reload_drains_while_it_is_bound(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+    fast.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    fast.until_daemon(ONE, DaemonState.READY)
+    fast.supervisor.config_changed(msgspec.structs.replace(fast.config, gpus=GpuSelection(exclude=(ONE,))))
+    gpu = fast.until_daemon(ONE, DaemonState.DRAINING)
+    assert gpu.not_shared == "it is excluded by the config"
+    assert gpu.mode is Mode.SM_SHARING
+    fast.supervisor.apply(Desired())
+    fast.until_daemon(ONE, DaemonState.STOPPING)
+    fast.exits(ONE)
+    fast.until_gpu(ONE, lambda g: g.daemon is None)
+
+
+def test_a_recorded_daemon_of_an_unshared_gpu_is_found_and_ended(short_tmp: Path, watchless: None) -> None:
+    config = NodeConfig(resources=(), gpus=GpuSelection(exclude=(ONE,)), mps=MpsConfig(run_root=f"{short_tmp}/run"))
+    bench = Bench(short_tmp, FAST, config)
+    identity = DaemonIdentity(boot_id="boot", pid=2**22 + 3, start_time=1, process_group=0, pipe_directory="/p")
+    bench.state.record_daemon(ONE, identity)
+    bench.host.adoptable[ONE] = identity
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        bench.until_daemon(ONE, DaemonState.STOPPING)
+        bench.exits(ONE)
+        bench.until_gpu(ONE, lambda g: g.daemon is None)
+
+
+def test_a_vanished_gpu_is_lost_and_keeps_its_place(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    calm.until_daemon(TWO, DaemonState.READY)
+    calm.supervisor.inventory_changed(inventory(state_of(TWO)))
+    gpu = calm.until_gpu(ONE, lambda g: g.health is GpuHealth.LOST)
+    assert gpu.reason == "the driver no longer lists this GPU"
+    calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    calm.until_gpu(ONE, lambda g: g.health is GpuHealth.OK)
+
+
+def test_a_hung_driver_call_holds_up_one_gpu_only(calm: Bench) -> None:
+    gate = calm.backend.gates[ONE] = threading.Event()
+    calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    calm.supervisor.apply(
+        Desired(gpus=(DesiredGpu(uuid=ONE, mode=Mode.SM_SHARING), DesiredGpu(uuid=TWO, mode=Mode.SM_SHARING)))
+    )
+    calm.until_gpu(TWO, lambda g: g.mode is Mode.SM_SHARING)
+    calm.until_daemon(ONE, DaemonState.READY)
+    assert calm.supervisor.snapshot.gpus[0].mode is None
+    gate.set()
+    calm.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+
+
+def test_cleanup_ends_everything_and_starts_nothing_again(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+    calm.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    calm.until_daemon(ONE, DaemonState.READY)
+    calm.host.on_quit = calm.exits
+    assert calm.supervisor.cleanup() == []
+    gpu = calm.until_daemon(ONE, DaemonState.ABSENT)
+    assert gpu.mode is None
+    assert "restart mpsd" in gpu.not_shared
+    assert calm.backend.modes[ONE] is ComputeMode.DEFAULT
+    assert calm.state.saved.compute_modes == {}
+
+
+def test_cleanup_names_what_it_could_not_undo(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+    calm.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    calm.until_daemon(ONE, DaemonState.READY)
+    calm.backend.fail["set_compute_mode"] = GpuError("cannot set it")
+    calm.host.on_quit = calm.exits
+    assert calm.supervisor.cleanup() == [f"GPU {ONE}: cannot set it"]
+    calm.backend.fail.clear()
+
+
+def test_a_stop_leaves_the_daemon_of_a_bound_gpu_and_ends_the_idle_one(short_tmp: Path, watchless: None) -> None:
+    bench = Bench(short_tmp, CALM)
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+        bench.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+        bench.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+        bench.until_daemon(ONE, DaemonState.READY)
+        bench.until_daemon(TWO, DaemonState.READY)
+    assert "quit" not in bench.host.verbs(ONE)
+    assert bench.host.verbs(TWO)[-2:] == ["quit", "kill"]
+    assert bench.backend.modes[ONE] is ComputeMode.EXCLUSIVE_PROCESS
+    assert bench.state.saved.compute_modes == {ONE: ComputeMode.DEFAULT}
+    assert bench.state.saved.desired == bind(ONE, Mode.SM_SHARING)
+
+
+def test_a_stop_leaves_a_daemon_with_a_client(short_tmp: Path, watchless: None) -> None:
+    bench = Bench(short_tmp, CALM)
+    with gpu_user("k1") as pid, running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        bench.until_daemon(ONE, DaemonState.READY)
+        bench.backend.running[ONE] = (GpuProcess(pid=pid),)  # came after the last probe
+        bench.supervisor.close()
+    assert "quit" not in bench.host.verbs(ONE)
+
+
+def test_snapshots_grow_by_one_per_change_and_not_without(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    before = calm.supervisor.snapshot
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.config_refused("bad")
+    after = calm.until(lambda s: s.config_error == "bad")
+    assert after.generation == before.generation + 1
+    assert calm.supervisor.watch("other", after.generation, WAIT_S) == after
+    assert calm.supervisor.watch(after.instance, after.generation, 0.0) == after
+
+
+def test_pids_of_tests_are_free() -> None:
+    """The fakes' PIDs lie above what the kernel gives."""
+    assert int(Path("/proc/sys/kernel/pid_max").read_text()) <= 2**22
+    assert not os.path.exists(f"/proc/{2**22 + 1}")
