@@ -1,0 +1,402 @@
+"""The plugin as it runs on a node: real gRPC, real processes, kills and restarts."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
+from deviceplugin.sim.kubelet import AdmittedPod
+from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
+from mpsd.config.model import GIB, socket_name
+from tests.e2e.mpsdnode import ROOT, WAIT_S
+from tests.e2e.pluginnode import BIG, RESOURCES, SLICED, SMALL, UNITS, PluginNode, init, kill, plugin_node
+
+pytestmark = pytest.mark.leaks_ok("gRPC keeps pollers, and channels close late")
+
+
+@pytest.fixture
+def node(short_tmp: Path) -> Iterator[PluginNode]:
+    with plugin_node(short_tmp) as made:
+        yield made
+
+
+def key(pod: AdmittedPod, container: str = "main") -> str:
+    edits = pod.container(container).edits
+    assert edits is not None
+    return edits.env["GPUFRAC_ALLOCATION"]
+
+
+def test_a_pod_gets_its_share_its_daemon_and_its_limit(node: PluginNode) -> None:
+    node.start()
+    pod = node.admit_running("a")
+    edits = pod.container().edits
+    assert edits is not None
+    (record,) = node.records()
+    assert edits.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M"
+    assert edits.env["GPUFRAC_ALLOCATION"] == record.key
+    assert [(inside, host) for inside, host, _ in edits.mounts] == [
+        ("/tmp/nvidia-mps", f"{node.root}/run/mps/{record.gpus[0]}")
+    ]
+    status = node.until_status(lambda s: s.allocations[0].state == "attached")
+    assert (status.allocations[0].pod, status.allocations[0].container) == ("a", "main")
+
+
+def test_init_and_sidecar_containers_share_what_the_kubelet_gives_them(node: PluginNode) -> None:
+    node.start()
+    pod = node.admit_running(
+        "p", UNITS, 20, init(UNITS, 8), init(UNITS, 4, Role.SIDECAR), ContainerSpec("other", {SMALL: 1})
+    )
+    assert pod.phase == "Admitted"
+    gpus = {record.gpus for record in node.records() if record.resource == UNITS}
+    assert len(gpus) == 1
+    held = {share for record in node.records() if record.resource == UNITS for share in record.device_ids}
+    assert len(held) == 24  # the init container's 8 are reused by the app container's 20; the sidecar keeps 4
+    status = node.status()
+    granted = {gpu.granted_bytes for gpu in status.gpus if gpu.allocations}
+    assert sum(granted) == 24 * GIB + 8 * GIB
+
+
+def test_the_gpu_of_an_init_container_alone_is_held_while_its_pod_lives(node: PluginNode) -> None:
+    node.start()
+    node.kubelet.admit(PodSpec("p", (init(SMALL), ContainerSpec("main"))))
+    node.until(node.records)
+    before = [record.key for record in node.records()]
+    node.until_status(lambda s: s.allocations and s.allocations[0].state == "attached")
+    last = node.admit_running("later", UNITS)  # its release shows that the grace has passed for all
+    node.kubelet.delete(last)
+    node.until(lambda: len(node.records()) == 1)
+    assert [record.key for record in node.records()] == before
+    node.kubelet.delete(node.kubelet.pod("p"))
+    node.until(lambda: not node.records())
+
+
+def test_a_full_node_refuses_with_a_sentence(node: PluginNode) -> None:
+    node.start()
+    for name in "abcd":
+        assert node.admit(name, BIG).phase == "Admitted"
+    node.until(lambda: node.allocatable(SMALL) == 0)
+    refused = node.admit("e", SMALL)
+    assert refused.phase == "Failed"
+    assert refused.reason == "UnexpectedAdmissionError"
+    reason = next(r.reason for r in node.status().resources if r.name == SMALL)
+    assert "memory is taken" in reason
+    two = node.admit("f", SMALL, 2)
+    assert two.phase == "Failed"
+
+
+def test_modes_do_not_mix_and_a_gpu_is_free_again_after_its_last_pod(node: PluginNode) -> None:
+    node.start()
+    shared = node.admit_running("shared")
+    sliced = [node.admit_running(f"sliced{n}", SLICED) for n in range(2)]
+    gpus = {record.resource: record.gpus for record in node.records()}
+    assert gpus[SMALL] != gpus[SLICED]
+    assert shared.container().edits is not None
+    assert not [e for e in sliced[0].container().edits.env if e.startswith("CUDA_MPS")]  # type: ignore[union-attr]
+    node.kubelet.delete(shared)
+    node.until(lambda: node.allocatable(SLICED) == 18)
+
+
+def test_a_restarted_plugin_registers_with_what_it_knew_before_mpsd_is_back(node: PluginNode) -> None:
+    plugin = node.start()
+    pod = node.admit_running("a")
+    full = node.allocatable(SMALL)
+    kill(plugin)
+    node.until(lambda: node.allocatable(SMALL) == 0)
+    mpsd = mpsd_pid(node)
+    os.kill(mpsd, signal.SIGSTOP)
+    try:
+        node.start_plugin()
+        node.until(lambda: node.allocatable(SMALL) == full)
+    finally:
+        os.kill(mpsd, signal.SIGCONT)
+    assert key(pod) in {record.key for record in node.records()}
+
+
+def mpsd_pid(node: PluginNode) -> int:
+    pid = node.mpsd.call("status")["pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
+def test_containers_wait_while_their_daemon_is_away_and_start_when_it_is_back(node: PluginNode) -> None:
+    node.start()
+    node.mpsd.fault("refuse-start")
+    snapshot = node.mpsd.until_ready()
+    for gpu in snapshot.gpus:
+        assert gpu.daemon is not None
+        assert gpu.daemon.pid is not None
+        os.kill(gpu.daemon.pid, signal.SIGKILL)
+    node.mpsd.until(lambda s: all(gpu.daemon is not None and gpu.daemon.state != "ready" for gpu in s.gpus))
+    pod = node.admit("a")
+    assert pod.phase == "Admitted"
+    node.until(lambda: pod.container().reason == "CreateContainerError")
+    assert "unresolvable CDI devices gpufrac.dev/allocation=s" in pod.container().message
+    waiting = node.until_status(lambda s: s.allocations and s.allocations[0].state == "waiting")
+    assert "MPS daemon" in waiting.allocations[0].reason
+    node.mpsd.clear("refuse-start")
+    assert node.kubelet.wait_settled([pod], WAIT_S)
+    assert pod.container().pid is not None
+
+
+def test_files_are_withdrawn_while_a_daemon_is_down_and_other_gpus_keep_theirs(node: PluginNode) -> None:
+    node.start()
+    first = node.admit_running("a", BIG)
+    node.admit_running("b", BIG)
+    third = node.admit_running("c", BIG)
+    gpu_of = {record.key: record.gpus[0] for record in node.records()}
+    victim = gpu_of[key(first)]
+    assert gpu_of[key(third)] != victim
+    node.mpsd.fault("refuse-start")
+    gpu = next(g for g in node.mpsd.until_ready().gpus if g.info.uuid == victim)
+    assert gpu.daemon is not None
+    assert gpu.daemon.pid is not None
+    os.kill(gpu.daemon.pid, signal.SIGKILL)
+    others = {k for k, uuid in gpu_of.items() if uuid != victim}
+    node.until(lambda: node.cdi_keys() == others)
+    node.mpsd.clear("refuse-start")
+    node.until(lambda: node.cdi_keys() == set(gpu_of))
+    assert first.container().pid is not None
+
+
+def test_a_restarted_kubelet_finds_the_plugin_and_its_pods_stay(node: PluginNode) -> None:
+    node.start()
+    pods = [node.admit_running(name) for name in "ab"]
+    keys = {record.key for record in node.records()}
+    assert node.kubelet.restart() == []
+    node.until(lambda: node.allocatable(SMALL) > 0)
+    assert all(pod.container().pid is not None for pod in pods)
+    assert {record.key for record in node.records()} == keys
+    assert node.admit_running("c").phase == "Admitted"
+
+
+def test_the_plugin_registers_again_when_the_kubelet_drops_its_stream(node: PluginNode) -> None:
+    """The replacement race: the end of an old plugin's stream disconnects the new one, and nobody tells it."""
+    node.kubelet.start()
+    node.mpsd.start()
+    node.mpsd.until_ready()
+    with rival_plugin(node, SMALL):
+        node.until(lambda: node.allocatable(SMALL) == 1)
+        node.start_plugin()
+        node.until(lambda: node.allocatable(SMALL) == 18)
+        before = node.kubelet.registrations
+    node.until(lambda: node.kubelet.registrations > before)
+    node.until(lambda: node.allocatable(SMALL) == 18)
+
+
+class Rival(rpc.DevicePluginServicer):
+    """A plugin of one device that keeps its list stream open."""
+
+    def GetDevicePluginOptions(  # noqa: N802
+        self, request: pb.Empty, context: grpc.ServicerContext
+    ) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions()
+
+    def ListAndWatch(  # noqa: N802
+        self, request: pb.Empty, context: grpc.ServicerContext
+    ) -> Iterator[pb.ListAndWatchResponse]:
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        yield pb.ListAndWatchResponse(devices=[pb.Device(ID="x", health="Healthy")])
+        ended.wait()
+
+
+@contextlib.contextmanager
+def rival_plugin(node: PluginNode, resource: str) -> Iterator[None]:
+    """Registers one of our resources on another socket, then goes away."""
+    directory = node.kubelet.device_plugins
+    server = grpc.server(ThreadPoolExecutor(4))
+    rpc.add_DevicePluginServicer_to_server(Rival(), server)
+    server.add_insecure_port(f"unix:{directory}/rival.sock")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"unix:{directory}/kubelet.sock") as channel:
+            request = pb.RegisterRequest(version="v1beta1", endpoint="rival.sock", resource_name=resource)
+            rpc.RegistrationStub(channel).Register(request, timeout=10)
+        yield
+    finally:
+        server.stop(0).wait()
+
+
+def test_several_list_streams_all_see_every_change(node: PluginNode) -> None:
+    node.start()
+    path = f"unix:{node.kubelet.device_plugins}/{socket_name(BIG)}"
+    with grpc.insecure_channel(path) as channel:
+        stub = rpc.DevicePluginStub(channel)
+        streams = [stub.ListAndWatch(pb.Empty(), timeout=WAIT_S) for _ in range(3)]
+        first = [next(stream) for stream in streams]
+        assert all(sum(d.health == "Healthy" for d in message.devices) == 4 for message in first)
+        for name in "abcdefghi":
+            node.admit(name, SMALL)
+        for stream in streams:
+            assert any(sum(d.health == "Healthy" for d in message.devices) < 4 for message in stream)
+            stream.cancel()
+
+
+def test_a_config_reload_adds_and_drops_resources_and_a_bad_file_changes_nothing(node: PluginNode) -> None:
+    node.start()
+    pod = node.admit_running("a", SMALL)
+    idle = node.admit_running("b", BIG)
+    node.kubelet.delete(idle)
+    new = "  - {name: gpufrac.dev/new, memory: {request: 2Gi}, compute: {mode: sm-sharing}}\n"
+    more = RESOURCES.replace("request: 8Gi}, compute: {mode: sm", "request: 16Gi}, compute: {mode: sm") + new
+    node.write_config(more)
+    node.until(lambda: node.allocatable("gpufrac.dev/new") > 0)
+    assert key(pod) in {record.key for record in node.records()}
+    node.write_config("\n  - {name: x}\n")
+    status = node.until_status(lambda s: s.config_error)
+    assert "resources[0]" in status.config_error
+    assert {r.name for r in status.resources} >= {SMALL, "gpufrac.dev/new"}
+    node.write_config(f"\n  - {{name: {UNITS}, unit: 2Gi, compute: {{mode: sm-sharing}}}}\n")
+    status = node.until_status(lambda s: not s.config_error and len(s.resources) == 2)
+    assert {r.name for r in status.resources} == {UNITS, SMALL}, "what a pod holds stays listed"
+    assert next(r for r in status.resources if r.name == SMALL).reason == "it is no longer in the config"
+    node.until(lambda: node.allocatable("gpufrac.dev/new") == 0)
+    assert pod.container().pid is not None
+    node.kubelet.delete(pod)
+    node.until_status(lambda s: [r.name for r in s.resources] == [UNITS])
+
+
+def test_a_second_plugin_waits_and_says_for_whom(node: PluginNode) -> None:
+    plugin = node.start()
+    second = node.start_plugin()
+    node.until(lambda: "another instance runs on this node" in node.log())
+    assert str(plugin.pid) in node.log()
+    plugin.send_signal(signal.SIGTERM)
+    assert plugin.wait(WAIT_S) == 0
+    node.until_status(lambda s: s.pid == second.pid)
+
+
+def test_sigterm_is_clean_and_leaves_pods_and_files_alone(node: PluginNode) -> None:
+    plugin = node.start()
+    pod = node.admit_running("a")
+    plugin.send_signal(signal.SIGTERM)
+    assert plugin.wait(WAIT_S) == 0
+    assert "Traceback" not in node.log()
+    assert not (Path(node.kubelet.device_plugins) / socket_name(SMALL)).exists()
+    assert node.cdi_keys() == {key(pod)}
+    assert pod.container().pid is not None
+
+
+def test_a_lost_gpu_fails_nobody_else(node: PluginNode) -> None:
+    node.start()
+    pod = node.admit_running("a")
+    (record,) = node.records()
+    node.mpsd.driver.set_fault("lost", uuid=record.gpus[0])
+    node.until(lambda: node.allocatable(SMALL) == 9)
+    other = node.admit_running("b")
+    assert other.phase == "Admitted"
+    assert pod.container().pid is not None
+    node.mpsd.driver.clear_fault("lost", uuid=record.gpus[0])
+    node.until(lambda: node.allocatable(SMALL) == 18)
+
+
+def test_allocations_without_records_are_adopted_under_their_keys(node: PluginNode) -> None:
+    plugin = node.start()
+    pods = [node.admit_running(name) for name in "ab"]
+    kill(plugin)
+    for path in (node.root / "state" / "plugin" / "allocations").iterdir():
+        path.unlink()
+    node.start_plugin()
+    node.until(lambda: {record.key for record in node.records()} == {key(pod) for pod in pods})
+    assert all(record.adopted for record in node.records())
+    node.until(lambda: node.cdi_keys() == {key(pod) for pod in pods})
+    node.kubelet.restart_container(pods[0])
+    assert node.kubelet.wait_settled(pods, WAIT_S)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_at_any_moment_lose_and_double_nothing(node: PluginNode, seed: int) -> None:
+    """Pods come and go while plugin, mpsd and kubelet are killed and restarted; then everything is counted."""
+    rng = random.Random(seed)
+    plugin = node.start()
+    mpsd = node.mpsd
+    pods: dict[str, AdmittedPod] = {}
+    for step in range(60):
+        action = rng.random()
+        if action < 0.5:
+            resource = rng.choice([SMALL, BIG, UNITS, SLICED])
+            pod = node.admit(f"pod{step}", resource, rng.randint(1, 20) if resource == UNITS else 1)
+            if pod.phase == "Admitted":
+                pods[pod.spec.name] = pod
+            else:
+                node.kubelet.delete(pod)
+        elif action < 0.72 and pods:
+            node.kubelet.delete(pods.pop(rng.choice(sorted(pods))))
+        elif action < 0.84:
+            kill(plugin)
+            plugin = node.start_plugin()
+            if rng.random() < 0.7:
+                node.until(lambda: node.allocatable(SMALL) or node.allocatable(SLICED), WAIT_S)
+        elif action < 0.92:
+            os.kill(mpsd_pid(node), signal.SIGKILL)
+            mpsd.start()
+            mpsd.until_ready()
+        else:
+            for lost in node.kubelet.restart():
+                pods.pop(lost.spec.name, None)
+                node.kubelet.delete(lost)
+        check(node, pods)
+    node.until_status(lambda s: len(s.allocations) >= len(pods))
+    node.until(lambda: node.kubelet.wait_settled(pods.values(), 1.0))
+    keys = {key(pod) for pod in pods.values()}
+    node.until(lambda: node.cdi_keys() >= keys)
+    node.until(lambda: {record.key for record in node.records()} == keys)
+    for pod in pods.values():
+        node.kubelet.delete(pod)
+    node.until(lambda: node.records() == [] and node.cdi_keys() == set())
+    node.until(lambda: node.allocatable(SMALL) == 18)
+
+
+def check(node: PluginNode, pods: dict[str, AdmittedPod]) -> None:
+    """What holds at every moment, judged by what is on disk."""
+    records = node.records()
+    shares: dict[str, dict[tuple[str, str], int]] = {}
+    modes: dict[str, set[str]] = {}
+    for record in records:
+        held = shares.setdefault(record.gpus[0], {})
+        modes.setdefault(record.gpus[0], set()).add(record.mode)
+        for share in record.device_ids:
+            held[record.resource, share] = record.share_bytes
+    for gpu, held in shares.items():
+        assert sum(held.values()) <= 79 * GIB, gpu
+        assert len(modes[gpu]) == 1, gpu
+    recorded = {(record.resource, record.device_ids) for record in records}
+    for pod in pods.values():
+        for container in pod.containers:
+            for resource, device_ids in container.devices.items():
+                assert (resource, tuple(sorted(device_ids))) in recorded, pod.spec.name
+    used: dict[tuple[str, str], str] = {}
+    for pod in pods.values():
+        for resource, device_ids in pod.container().devices.items():
+            for share in device_ids:
+                assert used.setdefault((resource, share), pod.spec.name) == pod.spec.name, "a share was granted twice"
+
+
+def test_a_bad_config_stops_the_start_with_every_problem(short_tmp: Path) -> None:
+    path = short_tmp / "bad.yaml"
+    head = "apiVersion: gpufrac.dev/v1\nkind: NodeConfig\n"
+    path.write_text(f"{head}resources:\n  - {{name: x, unit: 1k, compute: {{}}}}\nmem: 1\n")
+    got = subprocess.run(
+        [sys.executable, "-m", "deviceplugin.cli.main", "plugin", "--config", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert got.returncode == 2
+    for part in ("resources[0].name", "resources[0].unit", "resources[0].compute.mode", "mem"):
+        assert part in got.stderr, got.stderr
+    assert "Traceback" not in got.stderr
