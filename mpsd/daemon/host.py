@@ -131,8 +131,7 @@ class LocalHost:
         return "; ".join(notes)
 
     def probe(self, spec: DaemonSpec) -> None:
-        """A query answered now, with the values expected now."""
-        protocol2.parse_percentage(self._ask(spec, protocol2.GET_THREAD_PERCENTAGE))
+        """A query answered now, with the value expected now. One process each time: it runs for ever on every GPU."""
         self._check_default(spec)
 
     def clients(self, spec: DaemonSpec) -> MpsClients:

@@ -16,12 +16,10 @@ DEVICE = "0"
 """The daemon sees one GPU, so its ordinal is 0. Limits keyed by UUID were once not applied, and are stored apart from
 those keyed by ordinal (legacy MPS v2 interface, r615)."""
 
-GET_THREAD_PERCENTAGE = "get_default_active_thread_percentage"
 GET_DEFAULT_LIMIT = f"get_default_device_pinned_mem_limit {DEVICE}"
 GET_SERVERS = "get_server_list"
 
 _LIMIT = re.compile(r"([0-9]{1,12})([GM])")
-_PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
 
 
 def set_default_limit(size_bytes: int) -> str:
@@ -45,14 +43,6 @@ def get_clients(server: int) -> str:
 def quit_after(timeout_s: int) -> str:
     """Ends the daemon; servers with clients are ended by force after that time. Without it, it waits for ever."""
     return f"quit -t {timeout_s}"
-
-
-def parse_percentage(reply: str) -> float:
-    """`100.0`. Raises ProtocolError."""
-    text = reply.strip()
-    if not _PERCENTAGE.fullmatch(text) or float(text) > 100:
-        raise _nonsense("an active thread percentage", reply)
-    return float(text)
 
 
 def parse_pids(reply: str) -> tuple[int, ...]:

@@ -20,17 +20,6 @@ def test_commands() -> None:
     assert protocol2.quit_after(5) == "quit -t 5"
 
 
-@pytest.mark.parametrize(("reply", "value"), [("100.0\n", 100.0), ("33.3", 33.3), ("0.0\n", 0.0), ("50", 50.0)])
-def test_percentage(reply: str, value: float) -> None:
-    assert protocol2.parse_percentage(reply) == value
-
-
-@pytest.mark.parametrize("reply", ["", "100.1", "-1.0", "nan", "1e1", "100.0\n100.0", "Unrecognized command"])
-def test_no_percentage(reply: str) -> None:
-    with pytest.raises(ProtocolError, match="expected an active thread percentage"):
-        protocol2.parse_percentage(reply)
-
-
 @pytest.mark.parametrize(("reply", "pids"), [("", ()), ("\n", ()), ("12\n34\n", (12, 34)), (" 12 \n\n", (12,))])
 def test_pids(reply: str, pids: tuple[int, ...]) -> None:
     assert protocol2.parse_pids(reply) == pids
@@ -68,7 +57,7 @@ def test_no_limit(reply: str) -> None:
 
 @given(st.one_of(st.text(), st.binary().map(lambda b: b.decode(errors="replace"))))
 def test_any_reply_is_a_value_or_a_protocol_error(reply: str) -> None:
-    for parse in (protocol2.parse_percentage, protocol2.parse_pids, lambda text: protocol2.limit_is(text, GIB)):
+    for parse in (protocol2.parse_pids, lambda text: protocol2.limit_is(text, GIB)):
         with contextlib.suppress(ProtocolError):
             parse(reply)
 
