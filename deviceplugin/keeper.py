@@ -343,7 +343,9 @@ class Keeper:
             if len(names := sorted(ours & by_resource.keys())) > 1
         }
         holders = {key: holder for key, holder in inspection.holders.items() if isinstance(holder, Holder)}
-        waiting = {key for key, holder in holders.items() if holder.pod_uid and key in self._published}
+        # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
+        started = self._published - self._broker.checkpoint_only()
+        waiting = {key for key, holder in holders.items() if holder.pod_uid and key in started}
         processes = self._pod_processes() if waiting else {}
         unmarked: dict[str, int] = {}
         for key, holder in holders.items():
@@ -375,13 +377,18 @@ def observation(
             listed[resource, device_ids] = Holder(namespace, pod, container)
     if entries is None:
         return Observation(listed, None)
-    held: dict[Shares, Holder] = {}
-    exists: dict[str, bool] = {}
-    for entry in entries:
-        if entry.pod_uid not in exists:
-            exists[entry.pod_uid] = pod_exists(entry.pod_uid)
-        if exists[entry.pod_uid]:
-            held[entry.resource, entry.device_ids] = Holder("", "", entry.container, entry.pod_uid)
+    exists = {uid: pod_exists(uid) for uid in {entry.pod_uid for entry in entries}}
+    live = [entry for entry in entries if exists[entry.pod_uid]]
+    # PodResources names pods, the checkpoint their UIDs; one container in both names the pod of the others.
+    names: dict[str, tuple[str, str]] = {}
+    for entry in live:
+        shown = listed.get((entry.resource, entry.device_ids))
+        if shown is not None and shown.container == entry.container:
+            names[entry.pod_uid] = (shown.namespace, shown.pod)
+    held = {
+        (entry.resource, entry.device_ids): Holder(*names.get(entry.pod_uid, ("", "")), entry.container, entry.pod_uid)
+        for entry in live
+    }
     return Observation(listed, held)
 
 

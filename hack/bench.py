@@ -99,7 +99,7 @@ class Node:
         rpc.add_RegistrationServicer_to_server(self.registry, self.server)
         self.server.add_insecure_port(f"unix:{self.plugins}/kubelet.sock")
         self.server.start()
-        self.log = open(f"{self.root}/log.txt", "wb")
+        self.log = open(f"{self.root}/log.txt", "wb")  # noqa: SIM115 - closed with the node
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def spawn(self, name: str) -> float:
@@ -143,11 +143,9 @@ def percentile(values: list[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * part))]
 
 
-def show(name: str, value: float, floor: float, target: str, unit: str = "ms") -> None:
-    print(
-        f"{name:46} {value * 1000:9.2f} {unit}   {value / floor:6.2f} x floor {floor * 1000:8.2f} {unit}   (target {target})",
-        flush=True,
-    )
+def show(name: str, value_s: float, floor_s: float, target: str) -> None:
+    took, floor = f"{value_s * 1000:9.2f} ms", f"{floor_s * 1000:8.2f} ms"
+    print(f"{name:46} {took}   {value_s / floor_s:6.2f} x floor {floor}   (target {target})", flush=True)
 
 
 def rss_mib(pid: int) -> float:
@@ -247,8 +245,8 @@ def bench_idle(seconds: float) -> None:
 def bench_preferred(rounds: int) -> None:
     from deviceplugin.broker import Broker
     from deviceplugin.ledger import Ledger
-    from mpsd.config.model import GIB, MIB
-    from mpsd.gpu.model import GpuHealth, GpuInfo
+    from mpsd.config.model import GIB
+    from mpsd.gpu.model import MIB, GpuHealth, GpuInfo
     from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
     with tempfile.TemporaryDirectory(prefix="gfb-", dir="/tmp") as root:

@@ -137,20 +137,23 @@ def _asked(view: ResourceView, wanted: tuple[str, ...], share_bytes: int) -> str
 
 
 def _larger(view: ResourceView, node: NodeView, gpu: str, count: int) -> str:
-    """The resource to ask for instead of several shares."""
+    """The resource to ask for instead of several shares: the smallest that holds them."""
     size = view.sizes.get(gpu)
     need = size.request_bytes * count if size else 0
+    fitting: list[tuple[int, str]] = []
     for other in node.resources.values():
         share = other.sizes.get(gpu)
         if share is None or other.closed or other.resource.mode is not view.resource.mode:
             continue
         if isinstance(other.resource.memory, UnitMemory):
             units = -(-need // share.request_bytes)
-            if need <= node.gpus[gpu].usable_bytes and need:
-                return f"ask for {units} of {other.name} instead"
-        elif need and share.request_bytes >= need:
-            return f"ask for 1 of {other.name} ({format_bytes(share.request_bytes)}) instead"
-    return "ask for 1, or have a larger resource or a `unit` resource configured"
+            if units * share.request_bytes <= node.gpus[gpu].usable_bytes:
+                fitting.append((units * share.request_bytes, f"{units} of {other.name}"))
+        elif share.request_bytes >= need:
+            fitting.append((share.request_bytes, f"1 of {other.name} ({format_bytes(share.request_bytes)})"))
+    if not need or not fitting:
+        return "ask for 1, or have a larger resource or a `unit` resource configured"
+    return f"ask for {min(fitting)[1]} instead"
 
 
 def _smaller(view: ResourceView, node: NodeView, gpu: GpuView, free_bytes: int) -> str:

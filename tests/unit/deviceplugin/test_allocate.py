@@ -53,7 +53,7 @@ def test_units_add_up() -> None:
 def test_two_shares_of_a_memory_resource_name_the_resource_to_use() -> None:
     text = refused(ask("a", device_id(uuid(0), 0), device_id(uuid(0), 1)), RefusalCode.INVALID)
     assert "exactly 1" in text
-    assert "gpufrac.dev/big" in text
+    assert "ask for 16 of gpufrac.dev/u instead" in text
 
 
 def test_units_on_two_gpus_are_refused() -> None:

@@ -1,148 +1,21 @@
 """The world made to match the broker, with every neighbour faked."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from cdi.errors import CdiError, SpecFileError
-from cdi.model import Spec
-from cdi.writer import Applied
 from deviceplugin.broker import DAEMON_GRACE_S, Broker
 from deviceplugin.ids import device_id
 from deviceplugin.keeper import Keeper, foreign_holders
-from deviceplugin.kubelet.podresources import Containers, PodResourcesError
+from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation, Refusal
-from deviceplugin.presence import ABSENT_S
-from mpsd.errors import NotReachableError
+from deviceplugin.presence import ABSENT_S, Holder
 from mpsd.gpu.model import Mode
-from mpsd.snapshot import DaemonState, DaemonStatus, Desired, GpuClient
-from tests.builders import config, fixed, info, ready, resource, snapshot, status, units, uuid
-
-SHARE = device_id(uuid(0), 0)
-CONFIG = config(resource("a", fixed(8)), resource("b", fixed(40)), resource("u", units()))
-
-
-class FakeSpecs:
-    """A CDI directory in memory that can be full."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, Spec] = {}
-        self.full = False
-
-    def put(self, identifier: str, spec: Spec) -> bool:
-        if self.full:
-            raise SpecFileError("write", identifier, "No space left on device")
-        self.files[identifier] = spec
-        return True
-
-    def remove(self, identifier: str) -> bool:
-        return self.files.pop(identifier, None) is not None
-
-    def apply(self, desired: Mapping[str, Spec]) -> Applied:
-        errors: dict[str, CdiError] = {}
-        self.files = {key: spec for key, spec in self.files.items() if key in desired}
-        for identifier, spec in desired.items():
-            try:
-                self.put(identifier, spec)
-            except CdiError as error:
-                errors[identifier] = error
-        return Applied(errors=errors)
-
-
-class FakeMpsd:
-    def __init__(self) -> None:
-        self.desired: list[Desired] = []
-        self.on_gpu: dict[str, tuple[GpuClient, ...]] = {}
-        self.down = False
-
-    def apply(self, desired: Desired) -> None:
-        if self.down:
-            raise NotReachableError("cannot reach mpsd")
-        self.desired.append(desired)
-
-    def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, tuple[GpuClient, ...]]:
-        if self.down:
-            raise NotReachableError("cannot reach mpsd")
-        return {gpu: self.on_gpu.get(gpu, ()) for gpu in uuids}
-
-
-class FakeKubelet:
-    def __init__(self) -> None:
-        self.containers: Containers = {}
-        self.down = False
-
-    def list(self) -> Containers:
-        if self.down:
-            raise PodResourcesError("cannot list pod resources: connection refused")
-        return dict(self.containers)
-
-
-class World:
-    """A keeper with fakes around it and a clock that is set by hand."""
-
-    def __init__(self, directory: Path) -> None:
-        self.now_s = 100.0
-        self.root = directory / "kubelet"
-        (self.root / "device-plugins").mkdir(parents=True)
-        (self.root / "pods").mkdir()
-        self.write_checkpoint([])
-        self.ledger = Ledger(str(directory / "ledger"))
-        self.broker = Broker(CONFIG, self.ledger, monotonic=lambda: self.now_s)
-        self.specs, self.mpsd, self.kubelet = FakeSpecs(), FakeMpsd(), FakeKubelet()
-        self.processes: dict[str, list[tuple[str, str | None]]] = {}
-        self.keeper = Keeper(
-            self.broker,
-            self.specs,
-            self.mpsd,
-            self.kubelet,
-            kubelet_root=str(self.root),
-            pod_processes=lambda: self.processes,
-            monotonic=lambda: self.now_s,
-        )
-        self.tell()
-
-    def tell(self, daemon: DaemonStatus | None = None) -> None:
-        """mpsd reports, with modes as the broker wants them."""
-        modes = {gpu.uuid: gpu.mode for gpu in self.broker.desired().gpus}
-        self.broker.observe_snapshot(
-            snapshot(*(status(info(i), daemon=daemon or ready(), mode=modes.get(uuid(i))) for i in (0, 1)))
-        )
-
-    def grant(self, name: str = "a", *ids: str) -> Allocation:
-        outcome = self.broker.allocate(f"gpufrac.dev/{name}", ids or (SHARE,), self.keeper.recheck)
-        assert isinstance(outcome, Allocation), outcome
-        self.tell()
-        self.keeper.attach()
-        return outcome
-
-    def run(self, allocation: Allocation, pod: str = "pod", container: str = "c") -> None:
-        held = self.kubelet.containers.setdefault(("ns", pod, container), {})
-        held[allocation.resource] = allocation.device_ids
-
-    def write_checkpoint(self, entries: list[dict[str, object]]) -> None:
-        import json
-
-        path = self.root / "device-plugins" / "kubelet_internal_checkpoint"
-        path.write_text(json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 0}))
-
-    def checkpoint(self, allocation: Allocation, uid: str) -> dict[str, object]:
-        return {
-            "PodUID": uid,
-            "ContainerName": "c",
-            "ResourceName": allocation.resource,
-            "DeviceIDs": {"-1": list(allocation.device_ids)},
-            "AllocResp": None,
-        }
-
-    def pass_time(self, seconds: float, step_s: float = 5.0) -> None:
-        end_s = self.now_s + seconds
-        while self.now_s < end_s:
-            self.now_s = min(end_s, self.now_s + step_s)
-            self.keeper.observe()
-            self.keeper.collect()
-            self.keeper.attach()
+from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
+from tests.builders import config, fixed, resource, uuid
+from tests.world import CONFIG, SHARE, World
 
 
 @pytest.fixture
@@ -367,6 +240,20 @@ def test_a_container_without_our_marker_is_unenforced_and_one_with_it_is_not(wor
         for _ in range(2):
             world.keeper.check_markers()
         assert (got.key in world.keeper.report.unenforced) is unenforced, processes
+
+
+def test_a_finished_init_container_is_not_called_unenforced(world: World) -> None:
+    init, app = world.grant("u", device_id(uuid(0), 0)), world.grant("a")
+    world.run(app)
+    world.write_checkpoint([world.checkpoint(init, "uid-1"), world.checkpoint(app, "uid-1")])
+    (world.root / "pods" / "uid-1").mkdir()
+    world.processes = {"uid-1": [("c", app.key)]}
+    world.keeper.observe()
+    for _ in range(3):
+        world.keeper.check_markers()
+    assert world.keeper.report.unenforced == {}
+    holder = world.broker.inspect().holders[init.key]
+    assert holder == Holder("ns", "pod", "c", "uid-1"), "its pod is named by the container beside it"
 
 
 def test_gpus_of_other_plugins_are_found_by_their_device_ids() -> None:

@@ -1,0 +1,233 @@
+"""One table: a fault on the node -> what becomes of an allocation, of the list, of the metrics, and what is said.
+
+In every row one pod runs on GPU 0 before the fault. Steps, not seconds: the clock is set by hand.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from msgspec import structs
+
+from deviceplugin import metrics
+from deviceplugin.broker import DAEMON_GRACE_S
+from deviceplugin.plan.advertise import Advertisement
+from deviceplugin.status import PluginStatus, plugin_status
+from mpsd.gpu.model import GpuHealth, Mode
+from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
+from tests.builders import info, ready, snapshot, status, uuid
+from tests.world import SHARE, World
+
+
+class Fault(NamedTuple):
+    """`attached`: whether the running pod's container could be restarted. `free`: Healthy free shares of its resource.
+    `said`: part of a text of the status. `metric`: a line of the exposition."""
+
+    name: str
+    strike: Callable[[World], None]
+    attached: bool
+    free: int
+    said: str
+    metric: str
+
+
+def tell(world: World, **changes: object) -> None:
+    """mpsd reports GPU 0 changed, GPU 1 well, and a while passes."""
+    modes = {gpu.uuid: gpu.mode for gpu in world.broker.desired().gpus}
+    first = status(info(0), **({"mode": modes.get(uuid(0))} | changes))
+    world.broker.observe_snapshot(snapshot(first, status(info(1))))
+    wait(world)
+
+
+def wait(world: World) -> None:
+    world.broker.publish()
+    world.now_s += DAEMON_GRACE_S
+    world.broker.publish()
+    world.keeper.attach()
+    world.keeper.observe()
+    world.broker.publish()
+
+
+def reported(**changes: object) -> Callable[[World], None]:
+    """mpsd reports GPU 0 with these changes."""
+    return lambda world: tell(world, **changes)
+
+
+def mpsd_gone(world: World) -> None:
+    world.broker.observe_snapshot(None)
+    wait(world)
+
+
+def no_gpus(world: World) -> None:
+    world.broker.observe_snapshot(structs.replace(snapshot(), reason="driver not loaded"))
+    wait(world)
+
+
+def gpu_vanished(world: World) -> None:
+    world.broker.observe_snapshot(snapshot(status(info(1))))
+    wait(world)
+
+
+def disk_full(world: World) -> None:
+    world.specs.full = True
+    world.specs.files.clear()
+    world.now_s += 31
+    wait(world)
+
+
+def kubelet_gone(world: World) -> None:
+    world.kubelet.down = True
+    wait(world)
+
+
+def checkpoint_gone(world: World) -> None:
+    os.unlink(world.root / "device-plugins" / "kubelet_internal_checkpoint")
+    wait(world)
+
+
+def foreign_holder(world: World) -> None:
+    world.kubelet.containers["ns", "other", "c"] = {"nvidia.com/gpu": (uuid(1),)}
+    world.keeper.observe()
+    wait(world)
+
+
+def foreign_process(world: World) -> None:
+    modes = {gpu.uuid: gpu.mode for gpu in world.broker.desired().gpus}
+    second = status(info(1), clients=(GpuClient(pid=77),))
+    world.broker.observe_snapshot(snapshot(status(info(0), mode=modes[uuid(0)]), second))
+    wait(world)
+
+
+def no_device_nodes(world: World) -> None:
+    world.broker.set_gpu_kind("nvidia.com/gpu", {uuid(1): "kind nvidia.com/gpu names devices by index only"})
+    wait(world)
+
+
+def two_resources(world: World) -> None:
+    world.kubelet.containers["ns", "pod", "c"]["gpufrac.dev/b"] = (f"{uuid(1)}::0",)
+    world.keeper.observe()
+    world.keeper.check_markers()
+
+
+WAITING = 'gpufrac_allocations{state="waiting"} 1'
+BLOCKED_0, BLOCKED_1 = (f'gpufrac_gpu_blocked{{gpu_uuid="{uuid(index)}"}} 1' for index in (0, 1))
+
+FAULTS = (
+    Fault("nothing", tell, True, 17, "", "gpufrac_mpsd_up 1"),
+    Fault("mpsd is gone", mpsd_gone, False, 0, "mpsd does not answer", "gpufrac_mpsd_up 0"),
+    Fault("mpsd sees no GPU", no_gpus, False, 0, "mpsd sees no GPU: driver not loaded", "gpufrac_mpsd_up 0"),
+    Fault(
+        "daemon died",
+        reported(daemon=DaemonStatus(state=DaemonState.BACKOFF, reason="exited")),
+        False,
+        9,
+        "MPS daemon is backoff: exited",
+        BLOCKED_0,
+    ),
+    Fault(
+        "daemon configuring",
+        reported(daemon=DaemonStatus(state=DaemonState.CONFIGURING, reason="")),
+        False,
+        9,
+        "MPS daemon is configuring",
+        WAITING,
+    ),
+    Fault(
+        "daemon failed",
+        reported(daemon=DaemonStatus(state=DaemonState.FAILED, reason="path too long")),
+        False,
+        9,
+        "path too long",
+        WAITING,
+    ),
+    Fault("no daemon", reported(daemon=None), False, 9, "has not been started", WAITING),
+    Fault("limit too low", reported(daemon=ready(1)), False, 17, "is below", WAITING),
+    Fault(
+        "mode not applied",
+        reported(mode=None, reason="permission denied"),
+        False,
+        17,
+        "not in sm-sharing yet: permission denied",
+        WAITING,
+    ),
+    Fault("other mode applied", reported(mode=Mode.TIME_SLICING), False, 17, "not in sm-sharing yet", WAITING),
+    Fault("GPU lost", reported(health=GpuHealth.LOST, reason="off the bus"), False, 9, "off the bus", BLOCKED_0),
+    Fault("GPU vanished", gpu_vanished, False, 9, "no longer reported", BLOCKED_0),
+    Fault("GPU sick", reported(health=GpuHealth.SICK, reason="XID 48"), True, 9, "XID 48", BLOCKED_0),
+    Fault("GPU hangs", reported(health=GpuHealth.UNRESPONSIVE, reason="calls hang"), True, 9, "calls hang", BLOCKED_0),
+    Fault("other plugin", foreign_holder, True, 8, "pod ns/other holds it through nvidia.com/gpu", BLOCKED_1),
+    Fault("foreign process", foreign_process, True, 8, "foreign processes use it (pid 77)", BLOCKED_1),
+    Fault("no device nodes", no_device_nodes, True, 8, "by index only", BLOCKED_1),
+    Fault("CDI disk full", disk_full, False, 17, "No space left on device", "gpufrac_cdi_ok 0"),
+    Fault("kubelet gone", kubelet_gone, True, 17, "connection refused", "gpufrac_kubelet_up 0"),
+    Fault("checkpoint gone", checkpoint_gone, True, 17, "cannot read the kubelet's checkpoint", "gpufrac_kubelet_up 1"),
+    Fault(
+        "two resources", two_resources, True, 17, "only one of them takes effect", "gpufrac_allocations_unenforced 1"
+    ),
+)
+
+
+@pytest.fixture
+def world(short_tmp: Path) -> Iterator[World]:
+    made = World(short_tmp)
+    made.run(made.grant())
+    made.keeper.observe()
+    made.broker.publish()
+    yield made
+    made.ledger.close()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_fault(world: World, fault: Fault) -> None:
+    (allocation,) = world.broker.allocations()
+    fault.strike(world)
+    seen = picture(world)
+    listed = advertised(world)
+    lost = fault.name in ("GPU lost", "GPU vanished")
+    assert (allocation.key in world.specs.files) is fault.attached
+    assert sum(device.healthy for device in listed.devices if device.id != SHARE) == fault.free
+    assert next(device.healthy for device in listed.devices if device.id == SHARE) is not lost, "a held share"
+    assert len(listed.devices) == 18, "listed IDs are fixed"
+    assert fault.said in str(seen)
+    assert fault.metric in metrics.render(seen).splitlines()
+    assert allocation.key in {a.key for a in world.broker.allocations()}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_everything_is_as_before_when_the_fault_is_over(world: World, fault: Fault) -> None:
+    before = advertised(world), dict(world.specs.files)
+    fault.strike(world)
+    world.specs.full = world.kubelet.down = False
+    world.kubelet.containers = {("ns", "pod", "c"): {"gpufrac.dev/a": (SHARE,)}}
+    world.write_checkpoint([])
+    world.broker.set_gpu_kind("", {})
+    world.now_s += 31
+    tell(world)
+    world.pass_time(40)  # what was adopted meanwhile is released again
+    world.keeper.check_markers()
+    world.broker.publish()
+    assert advertised(world).devices == before[0].devices
+    assert world.specs.files == before[1]
+    assert world.keeper.report.unenforced == {}
+
+
+def advertised(world: World) -> Advertisement:
+    published = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
+    assert published is not None
+    return published.advertisement
+
+
+def picture(world: World) -> PluginStatus:
+    return plugin_status(
+        world.broker.inspect(),
+        world.keeper.report,
+        {},
+        pid=1,
+        started_unix_s=0,
+        config_error="",
+        config_restart_needed="",
+        gpu_devices_reason="",
+        problems=(),
+    )
