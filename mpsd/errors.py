@@ -1,4 +1,4 @@
-"""The error family of gpufrac. The class says what a caller can do; facts are in the text, which opens with "cannot"."""
+"""The errors of gpufrac. The class says what a caller can do; facts are in the text, which opens with "cannot"."""
 
 
 class GpufracError(Exception):

@@ -43,7 +43,7 @@ def _children() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a thread, a child or a descriptor behind. Mark `leaks_ok(reason)` where a library must."""
+    """Fails a test that leaves a thread, a child or a descriptor behind; `leaks_ok(reason)` where a library must."""
     threads, descriptors, children = set(threading.enumerate()), _open_descriptors(), _children()
     yield
     if request.node.get_closest_marker("leaks_ok"):

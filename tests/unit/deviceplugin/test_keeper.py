@@ -198,7 +198,7 @@ def test_a_container_without_a_record_is_adopted_under_its_key(world: World) -> 
     key = "f" * 20
     answer = pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=f"gpufrac.dev/allocation=s{key}")])
     world.kubelet.containers["ns", "old", "c"] = {"gpufrac.dev/a": (SHARE,)}
-    entry = {
+    entry: dict[str, object] = {
         "PodUID": "uid-1",
         "ContainerName": "c",
         "ResourceName": "gpufrac.dev/a",

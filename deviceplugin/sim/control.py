@@ -1,0 +1,130 @@
+"""The socket of a simulated node that stays up (`gpufrac sim up`): what other commands ask of it.
+
+Same wire as the local API of the real processes: one JSON object per line, `{"v": 1, "method": ..., "params": {...}}`.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from deviceplugin.sim.manifests import LoadedPod, Note, parse_all
+from deviceplugin.sim.node import SimulatedNode
+from mpsd.errors import ConfigError, NotReachableError, ProtocolError
+from mpsd.localapi.client import call
+from mpsd.localapi.server import LocalServer
+
+T = TypeVar("T")
+
+SOCKET = "sim.sock"
+CALL_TIMEOUT_S = 60.0
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    source: str
+    text: str
+
+
+class Admit(msgspec.Struct, frozen=True):
+    manifests: tuple[Manifest, ...]
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """`notes`: what in the manifests led to no pod."""
+
+    report: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+class PodName(msgspec.Struct, frozen=True):
+    namespace: str
+    name: str
+
+
+class Delete(msgspec.Struct, frozen=True):
+    pods: tuple[PodName, ...]
+    force: bool = False
+
+
+class Restarted(msgspec.Struct, frozen=True):
+    """`failed`: full name of a pod that failed for the restart -> message."""
+
+    pods: int
+    failed: dict[str, str]
+
+
+class Client(msgspec.Struct, frozen=True):
+    namespace: str
+    pod: str
+    container: str = ""
+
+
+def server(node: SimulatedNode) -> LocalServer:
+    """The node's control socket, not started yet."""
+
+    def admit(params: dict[str, Any]) -> Admitted:
+        asked = _convert(params, Admit)
+        try:
+            found = parse_all([(manifest.source, manifest.text.encode()) for manifest in asked.manifests])
+        except ConfigError as error:
+            raise ConfigError(str(error)) from error  # of subclasses the caller's side knows nothing
+        report = node.admit([item for item in found if isinstance(item, LoadedPod)])
+        return Admitted(report, tuple(str(item) for item in found if isinstance(item, Note)))
+
+    def delete(params: dict[str, Any]) -> None:
+        asked = _convert(params, Delete)
+        for pod in asked.pods:
+            node.kubelet.pod(pod.name, pod.namespace)  # all of them, or none
+        for pod in asked.pods:
+            node.delete(pod.namespace, pod.name, force=asked.force)
+
+    def restart_kubelet(params: dict[str, Any]) -> Restarted:
+        failed = node.restart_kubelet()
+        return Restarted(len(node.kubelet.pods()), {pod.spec.full_name: pod.message for pod in failed})
+
+    def client(params: dict[str, Any]) -> dict[str, str]:
+        asked = _convert(params, Client)
+        return node.client_environment(asked.namespace, asked.pod, asked.container)
+
+    methods = {"admit": admit, "delete": delete, "restart_kubelet": restart_kubelet, "client": client}
+    return LocalServer(os.path.join(node.directory, SOCKET), methods)
+
+
+class ControlClient:
+    """Calls a node that is up. Raises NotReachableError where there is none, and what the method raised."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def admit(self, manifests: Sequence[tuple[str, bytes]]) -> Admitted:
+        """Admits the pods of manifests: (what error texts call it, content)."""
+        texts = tuple(Manifest(source, text.decode("utf-8", "replace")) for source, text in manifests)
+        return self._call("admit", Admit(texts), Admitted)
+
+    def delete(self, pods: Sequence[tuple[str, str]], *, force: bool = False) -> None:
+        """Deletes pods: (namespace, name)."""
+        self._call("delete", Delete(tuple(PodName(*pod) for pod in pods), force), object)
+
+    def restart_kubelet(self) -> Restarted:
+        return self._call("restart_kubelet", None, Restarted)
+
+    def client_environment(self, namespace: str, pod: str, container: str) -> dict[str, str]:
+        return self._call("client", Client(namespace, pod, container), dict[str, str])
+
+    def _call(self, method: str, params: msgspec.Struct | None, result: type[T]) -> T:
+        values = {} if params is None else msgspec.to_builtins(params)
+        try:
+            return call(os.path.join(self._directory, SOCKET), method, values, result, CALL_TIMEOUT_S)
+        except NotReachableError as error:
+            raise NotReachableError(
+                f"cannot reach a simulated node in {self._directory}: none answers there; "
+                f"start one with: gpufrac sim up --directory {self._directory}"
+            ) from error
+
+
+def _convert(params: dict[str, Any], shape: type[T]) -> T:
+    try:
+        return msgspec.convert(params, shape)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"cannot read the parameters: {error}") from error

@@ -1,0 +1,503 @@
+"""A whole simulated node in one directory: stub kubelet in this process, mpsd and the device plugin as children.
+
+Below the directory: `config.yaml` (the effective config), `run/`, `log/`, `state/`, `kubelet/`, `cdi/`, and `sim.lock`,
+which marks it as ours and keeps a second node out.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+import deviceplugin
+from deviceplugin.sim import report
+from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
+from deviceplugin.sim.manifests import LoadedPod
+from deviceplugin.sim.pods import NODE_NAME
+from deviceplugin.sim.runtime import State, write_nvidia_spec
+from mpsd.config.load import parse_config
+from mpsd.config.model import (
+    GIB,
+    CdiConfig,
+    Enforcement,
+    FixedMemory,
+    GpuDevices,
+    MpsConfig,
+    NodeConfig,
+    Resource,
+    SimulatedConfig,
+    SimulatedGpu,
+    UnitMemory,
+)
+from mpsd.config.show import effective
+from mpsd.errors import ConfigError, GpufracError
+from mpsd.gpu.model import MIB, Mode
+from mpsd.localapi.client import MpsdClient, call
+from mpsd.sim.driver import SimulatedDriver
+from mpsd.snapshot import DaemonState, Snapshot
+
+START_TIMEOUT_S = 40.0
+SETTLE_TIMEOUT_S = 15.0
+"""How long to wait for the containers of pods that were just admitted."""
+CALL_TIMEOUT_S = 20.0
+"""Bounds a plugin's Allocate. A real kubelet would wait for ever."""
+STOP_TIMEOUT_S = 20.0
+POLL_S = 0.05
+LOG_TAIL_LINES = 20
+DEFAULT_DRIVER = "580.95.05"
+DEFAULT_GPU_MEMORY_BYTES = 80 * GIB
+
+_OURS = ("run", "log", "state", "kubelet", "cdi")
+_LOCK, _CONFIG = "sim.lock", "config.yaml"
+_ON_THE_WAY = (DaemonState.ABSENT, DaemonState.STARTING, DaemonState.CONFIGURING)
+
+
+class NodeError(GpufracError):
+    """The simulated node can't be brought up, or one of its processes died."""
+
+
+def default_config() -> NodeConfig:
+    """What a simulated node offers when no config is given."""
+
+    def offer(name: str, memory: FixedMemory | UnitMemory) -> Resource:
+        return Resource(
+            name=f"gpufrac.dev/{name}", memory=memory, mode=Mode.SM_SHARING, enforcement=Enforcement.COOPERATIVE
+        )
+
+    return NodeConfig(
+        resources=(
+            offer("gpu-8gi", FixedMemory(request_bytes=8 * GIB, limit_bytes=8 * GIB)),
+            offer("gpu-16gi", FixedMemory(request_bytes=16 * GIB, limit_bytes=16 * GIB)),
+            offer("memory-gib", UnitMemory(unit_bytes=GIB)),
+        )
+    )
+
+
+def node_config(
+    config: NodeConfig,
+    directory: str,
+    *,
+    gpus: int | None = None,
+    gpu_memory_bytes: int | None = None,
+    driver: str | None = None,
+) -> NodeConfig:
+    """`config` moved onto a simulated node in `directory` (pure): what it offers stays, where it lives does not.
+
+    Args:
+        gpus, gpu_memory_bytes, driver: override the config's own simulation. None: as there, otherwise 1 GPU (or as
+            many as the config names by index), 80Gi, DEFAULT_DRIVER.
+    """
+    before = config.simulated if config.backend == "simulated" else None
+    count = gpus or (len(before.gpus) if before else max(1, _highest_index(config) + 1))
+    sizes = [gpu.memory_bytes for gpu in before.gpus] if before else []
+    memory = [
+        gpu_memory_bytes or (sizes[min(index, len(sizes) - 1)] if sizes else DEFAULT_GPU_MEMORY_BYTES)
+        for index in range(count)
+    ]
+    simulated = SimulatedConfig(
+        gpus=tuple(SimulatedGpu(memory_bytes=size_bytes // MIB * MIB) for size_bytes in memory),
+        driver=driver or (before.driver if before else DEFAULT_DRIVER),
+    )
+    standard = MpsConfig()
+    mps = msgspec.structs.replace(
+        config.mps,
+        run_root=f"{directory}/run",
+        log_root=f"{directory}/log",
+        binary=standard.binary,
+        driver_root=standard.driver_root,
+    )
+    cdi: CdiConfig = msgspec.structs.replace(config.cdi, directory=f"{directory}/cdi")
+    return msgspec.structs.replace(
+        config,
+        mps=mps,
+        cdi=cdi,
+        kubelet_root=f"{directory}/kubelet",
+        state_root=f"{directory}/state",
+        backend="simulated",
+        simulated=simulated,
+        metrics_address="",
+    )
+
+
+def _highest_index(config: NodeConfig) -> int:
+    named = [*(config.gpus.include or ()), *config.gpus.exclude]
+    for resource in config.resources:
+        named += [*(resource.gpus.include or ()), *resource.gpus.exclude]
+    for _, members in config.groups:
+        named += members
+    return max((ref for ref in named if isinstance(ref, int)), default=-1)
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    """One of the node's long-lived processes."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log_path: str
+
+
+class SimulatedNode:
+    """Brings a simulated node up and takes it down. A context manager; not thread-safe, `admit` and `delete` aside.
+
+    Args:
+        directory: absolute; made if missing. It must be empty, or have been a simulated node's before.
+        config: of the node; None for default_config().
+        gpus, gpu_memory_bytes, driver: see node_config.
+
+    Raises:
+        ConfigError: the directory can't be used.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        config: NodeConfig | None = None,
+        *,
+        gpus: int | None = None,
+        gpu_memory_bytes: int | None = None,
+        driver: str | None = None,
+    ) -> None:
+        self.directory = directory
+        self.config = node_config(
+            config or default_config(), directory, gpus=gpus, gpu_memory_bytes=gpu_memory_bytes, driver=driver
+        )
+        self._config_text = json.dumps(effective(self.config), indent=2) + "\n"
+        try:
+            parse_config(self._config_text, _CONFIG)
+        except ConfigError as error:  # the given config is sound: it is the paths
+            raise ConfigError(
+                f"cannot use directory {directory}: its path is too long for the sockets below it; name a shorter one"
+            ) from error
+        self.config_path = os.path.join(directory, _CONFIG)
+        self.simulation_directory = self.config.simulation_directory
+        self.plugin_log = os.path.join(directory, "log", "plugin.log")
+        self.mpsd_log = os.path.join(directory, "log", "mpsd.log")
+        self._lock_fd = -1
+        self._kubelet: StubKubelet | None = None
+        self._children: dict[str, _Child] = {}
+        self._loaded: dict[str, LoadedPod] = {}
+        self._uuids: tuple[str, ...] = ()
+        self._pause = threading.Event()
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    @property
+    def kubelet(self) -> StubKubelet:
+        """The stub kubelet of a node that is up."""
+        if self._kubelet is None:
+            raise NodeError(f"cannot use the simulated node in {self.directory}: it is not up")
+        return self._kubelet
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Brings the node up: all resources registered, all daemons ready.
+
+        Raises:
+            ConfigError: the directory can't be used.
+            NodeError: it didn't come up; the text ends with the log of the process to blame.
+        """
+        self._prepare()
+        driver = SimulatedDriver.create(self.simulation_directory, self.config.simulated)
+        self._uuids = tuple(gpu.uuid for gpu in driver.gpus())
+        write_nvidia_spec(self.config.cdi.directory, self._uuids)
+        kubelet = StubKubelet(
+            self.config.kubelet_root,
+            (self.config.cdi.directory,),
+            gpus=self._uuids,
+            nvidia_runtime=self.config.cdi.gpu_devices is GpuDevices.ENVVAR,
+            simulation_directory=self.simulation_directory,
+            call_timeout_s=CALL_TIMEOUT_S,
+        )
+        kubelet.start()
+        self._kubelet = kubelet
+        self.start_process("mpsd")
+        self.start_process("plugin")
+        self.wait_ready(timeout_s)
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Waits until everything that the config offers can be had. Raises NodeError."""
+        deadline_s = time.monotonic() + timeout_s
+        while pending := self._pending():
+            self.check()
+            if time.monotonic() >= deadline_s:
+                name, reason = pending
+                raise NodeError(
+                    f"cannot bring up the simulated node in {timeout_s:g} s: {reason}{self._log_tail(name)}"
+                )
+            self._pause.wait(POLL_S)
+
+    def check(self) -> None:
+        """Raises NodeError when a process of the node has died."""
+        for child in self._children.values():
+            code = child.process.poll()
+            if code is not None:
+                how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+                raise NodeError(f"cannot go on: gpufrac {child.name} died ({how}){self._log_tail(child.name)}")
+
+    def start_process(self, name: str) -> int:
+        """Starts `mpsd` or `plugin`; its PID."""
+        path = self.mpsd_log if name == "mpsd" else self.plugin_log
+        with open(path, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "deviceplugin.cli.main", name, "--config", self.config_path],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_child_environment(self.directory),
+                start_new_session=True,  # Ctrl-C is for us: we stop them in order
+            )
+        self._children[name] = _Child(name, process, path)
+        return process.pid
+
+    def stop_process(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ends `mpsd` or `plugin` and waits for it; SIGKILL after STOP_TIMEOUT_S."""
+        child = self._children.pop(name, None)
+        if child is None:
+            return
+        if child.process.poll() is None:
+            child.process.send_signal(number)
+            try:
+                child.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+        child.process.wait()
+
+    def restart_process(self, name: str) -> int:
+        """Ends and starts `mpsd` or `plugin`; the new PID."""
+        self.stop_process(name)
+        return self.start_process(name)
+
+    def close(self) -> None:
+        """Ends every process of the node: containers, plugin, mpsd, MPS daemons. At any time, and again."""
+        kubelet, self._kubelet = self._kubelet, None
+        if kubelet is not None:
+            kubelet.close()
+        for name in ("plugin", "mpsd"):
+            self.stop_process(name)
+        if self._lock_fd >= 0:
+            _end_all(lambda: _processes_of(self.directory))
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- pods ----------------------------------------------------------------------------------------------------
+
+    def admit(self, pods: Sequence[LoadedPod], settle_timeout_s: float = SETTLE_TIMEOUT_S) -> dict[str, Any]:
+        """Admits pods one after the other and waits for their containers; the report (see report.document).
+
+        Raises PodError when a pod of that name is there already; none is admitted then.
+        """
+        present = {pod.spec.full_name for pod in self.kubelet.pods()}
+        if taken := [loaded.pod.full_name for loaded in pods if loaded.pod.full_name in present]:
+            raise PodError(f"cannot admit pods that exist already: {', '.join(taken)}; delete them first")
+        admitted: list[AdmittedPod] = []
+        for loaded in pods:
+            pod = self.kubelet.admit(loaded.pod)
+            self._loaded[pod.uid] = loaded
+            pod.notes += [*loaded.notes, *self._resource_notes(pod)]
+            admitted.append(pod)
+        self.kubelet.wait_settled(admitted, settle_timeout_s)
+        return self.report(admitted)
+
+    def delete(self, namespace: str, name: str, *, force: bool = False) -> None:
+        """Deletes a pod. Raises PodError."""
+        pod = self.kubelet.pod(name, namespace)
+        self.kubelet.delete(pod, force=force)
+        self._loaded.pop(pod.uid, None)
+
+    def restart_kubelet(self) -> list[AdmittedPod]:
+        """Restarts the kubelet; the pods that failed for it."""
+        return self.kubelet.restart()
+
+    def client_environment(self, namespace: str, pod: str, container: str = "") -> dict[str, str]:
+        """The environment of a process started in a container. Raises PodError when that does not run."""
+        found = self.kubelet.pod(pod, namespace).container(container)
+        if found.state is not State.RUNNING:
+            reason = f"{found.reason}: {found.message}" if found.message else found.reason
+            raise PodError(f"cannot start a client in {pod}/{found.spec.name}: it is {found.state} ({reason})")
+        return dict(found.process_env)
+
+    def report(self, pods: Iterable[AdmittedPod]) -> dict[str, Any]:
+        """What these pods got."""
+        allocations = call(self.config.plugin_socket, "allocations", {}, list[dict[str, Any]])
+        return report.document(
+            node=self._facts(), pods=list(pods), allocations=allocations, ours=[r.name for r in self.config.resources]
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        status = self._plugin_status()
+        reasons = {entry["name"]: entry["reason"] for entry in status["resources"]}
+        gpus = SimulatedDriver(self.simulation_directory).gpus()
+        return {
+            "name": NODE_NAME,
+            "directory": self.directory,
+            "driver": self.config.simulated.driver,
+            "gpus": [
+                {"uuid": gpu.uuid, "index": gpu.index, "name": gpu.name, "memoryBytes": gpu.memory_bytes}
+                for gpu in gpus
+            ],
+            "resources": {
+                name: {
+                    "capacity": shown.capacity,
+                    "allocatable": shown.allocatable,
+                    "reason": reasons.get(name, "") if not shown.allocatable else "",
+                }
+                for name, shown in self.kubelet.resources.items()
+            },
+        }
+
+    def _resource_notes(self, pod: AdmittedPod) -> list[str]:
+        notes = []
+        ours = {resource.name for resource in self.config.resources}
+        for container in pod.spec.containers:
+            if unserved := [name for name in container.resources if not self.kubelet.serves(name)]:
+                lacking = ", ".join(f"1 Insufficient {name}" for name in unserved)
+                notes.append(
+                    f"container {container.name}: no device plugin of this node serves {', '.join(unserved)}: "
+                    f"a scheduler would leave the pod Pending (0/1 nodes are available: {lacking}); "
+                    "a kubelet that is given the pod admits it WITHOUT devices"
+                )
+            if len(both := sorted(ours & container.resources.keys())) > 1:
+                notes.append(
+                    f"container {container.name} asks for {' and '.join(both)}: only one of them takes effect in a "
+                    "container; ask for one"
+                )
+        return notes
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Takes the directory, empties it of an earlier node, and writes the effective config."""
+        try:
+            os.makedirs(self.directory, mode=0o755, exist_ok=True)
+            entries = os.listdir(self.directory)
+            if entries and _LOCK not in entries:
+                raise ConfigError(
+                    f"cannot use directory {self.directory}: it is not empty and was never a simulated node's; "
+                    "name an empty or a new one"
+                )
+            fd = os.open(os.path.join(self.directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"cannot use directory {self.directory}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise ConfigError(f"cannot use directory {self.directory}: a simulated node runs there") from error
+        self._lock_fd = fd
+        _end_all(lambda: _processes_of(self.directory))  # of a node that was killed
+        for name in _OURS:
+            shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
+            os.makedirs(os.path.join(self.directory, name), mode=0o755, exist_ok=True)
+        with open(self.config_path, "w", encoding="utf-8") as file:
+            file.write(self._config_text)
+
+    def _pending(self) -> tuple[str, str] | None:
+        """Which process the node waits for and why, None when it is up."""
+        try:
+            snapshot = MpsdClient(self.config.mpsd_socket).snapshot()
+        except GpufracError as error:
+            return "mpsd", str(error)
+        if reason := _daemons_pending(snapshot):
+            return "mpsd", reason
+        try:
+            status = self._plugin_status()
+        except GpufracError as error:
+            return "plugin", str(error)
+        if status["mpsdError"]:
+            return "plugin", str(status["mpsdError"])
+        shown = self.kubelet.resources
+        for resource in status["resources"]:
+            name = resource["name"]
+            if resource["registration"] != "registered" or name not in shown:
+                return "plugin", f"{name} is not registered: {resource['registrationError'] or 'no reason given'}"
+            if (shown[name].allocatable, shown[name].capacity) != (resource["healthy"], resource["listed"]):
+                return "plugin", f"the kubelet has not got the list of {name} yet"
+        return None
+
+    def _plugin_status(self) -> dict[str, Any]:
+        return call(self.config.plugin_socket, "status", {}, dict[str, Any])
+
+    def _log_tail(self, name: str) -> str:
+        path = self.mpsd_log if name == "mpsd" else self.plugin_log
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()[-LOG_TAIL_LINES:]
+        except OSError:
+            lines = []
+        return "\n".join([f"\nlast lines of the log of {name}:", *(f"  {line}" for line in lines or ["(none)"])])
+
+
+def _daemons_pending(snapshot: Snapshot) -> str:
+    if not snapshot.gpus:
+        return f"mpsd sees no GPU: {snapshot.reason or 'not looked yet'}"
+    for gpu in snapshot.gpus:
+        if gpu.daemon is not None and gpu.daemon.state in _ON_THE_WAY and not gpu.not_shared:
+            return f"the MPS daemon of GPU {gpu.info.index} is {gpu.daemon.state}: {gpu.daemon.reason}"
+    return ""
+
+
+def _child_environment(directory: str) -> dict[str, str]:
+    environment = {**os.environ, "GPUFRAC_SIM_NODE": directory}
+    root = os.path.dirname(os.path.dirname(os.path.abspath(deviceplugin.__file__)))
+    if "site-packages" not in root:  # run from a checkout: the children need it on their path, too
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    return environment
+
+
+def _processes_of(directory: str) -> list[int]:
+    """Processes of a node, known by their environment: its own two, containers, MPS daemons, servers and clients."""
+    node = f"GPUFRAC_SIM_NODE={directory}".encode()
+    simulation = f"GPUFRAC_SIM_DIRECTORY={directory}/".encode()
+    pipe = f"CUDA_MPS_PIPE_DIRECTORY={directory}/run/".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+        except OSError:
+            continue
+        if any(variable == node or variable.startswith((simulation, pipe)) for variable in variables):
+            found.append(int(entry))
+    return found
+
+
+def _end_all(find: Callable[[], list[int]], grace_s: float = 3.0) -> None:
+    """Ends processes that are not our children: SIGTERM, after a grace SIGKILL."""
+    deadline_s = time.monotonic() + grace_s
+    number = signal.SIGTERM
+    pause = threading.Event()
+    while pids := find():
+        if time.monotonic() >= deadline_s:
+            number = signal.SIGKILL
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        pause.wait(POLL_S)

@@ -1,0 +1,206 @@
+"""What pods got on a simulated node, as a JSON document and as text (pure)."""
+
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from deviceplugin.sim.kubelet import AdmittedPod, Phase
+from deviceplugin.sim.pods import environment
+from deviceplugin.sim.runtime import Container, Edits, State
+from mpsd.processes import MARKER
+from mpsd.quantity import format_bytes
+
+_SHOWN_IDS = 8
+
+
+def document(
+    *,
+    node: Mapping[str, Any],
+    pods: Sequence[AdmittedPod],
+    allocations: Iterable[Mapping[str, Any]],
+    ours: Sequence[str],
+) -> dict[str, Any]:
+    """The report.
+
+    Args:
+        allocations: as the plugin's local API lists them; a container's is found by its marker, or by its shares.
+        ours: resources of the plugin under test.
+    """
+    listed = list(allocations)
+    return {"node": dict(node), "pods": [_pod(pod, listed, ours) for pod in pods]}
+
+
+def all_well(report: Mapping[str, Any]) -> bool:
+    """Whether every pod was admitted and every container was created."""
+    return all(
+        pod["phase"] == Phase.ADMITTED and all(entry["state"] != State.WAITING for entry in pod["containers"])
+        for pod in report["pods"]
+    )
+
+
+def _pod(pod: AdmittedPod, allocations: list[Mapping[str, Any]], ours: Sequence[str]) -> dict[str, Any]:
+    notes = list(dict.fromkeys([*pod.notes, *(n for c in pod.containers for n in _edit_notes(pod, c))]))
+    return {
+        "name": pod.spec.name,
+        "namespace": pod.spec.namespace,
+        "phase": str(pod.phase),
+        "reason": pod.reason,
+        "message": pod.message,
+        "notes": notes,
+        "containers": [_container(pod, container, allocations, ours) for container in pod.containers],
+    }
+
+
+def _container(
+    pod: AdmittedPod, container: Container, allocations: list[Mapping[str, Any]], ours: Sequence[str]
+) -> dict[str, Any]:
+    admitted = pod.phase is Phase.ADMITTED
+    held = container.devices if admitted else {}  # what a refused pod holds is taken back
+    devices = {name: held.get(name, ()) for name in sorted(container.spec.resources)}
+    edits = container.edits or Edits()
+    allocation = _allocation(container, edits, allocations) if admitted else None
+    first = next((name for name in (*ours, *devices) if name in devices), None)
+    resource = allocation["resource"] if allocation else first
+    failed = not admitted
+    return {
+        "name": container.spec.name,
+        "role": str(container.spec.role),
+        "state": "Refused" if failed else str(container.state),
+        "reason": "" if failed else container.reason,
+        "message": "" if failed else container.message,
+        "resource": resource,
+        "deviceIDs": list(devices.get(resource, ())) if resource else [],
+        "resources": {name: list(ids) for name, ids in devices.items()},
+        "allocation": {
+            key: allocation[key] for key in ("key", "gpus", "requestBytes", "limitBytes", "mode", "enforcement")
+        }
+        if allocation
+        else None,
+        "env": dict(sorted(edits.env.items())),
+        "mounts": [
+            {"containerPath": inside, "hostPath": host, "options": list(options)}
+            for inside, host, options in edits.mounts
+        ],
+        "deviceNodes": [dict(node) for node in edits.device_nodes],
+        "cdiDevices": list(edits.cdi_devices),
+    }
+
+
+def _allocation(container: Container, edits: Edits, allocations: list[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    key = edits.env.get(MARKER)
+    for allocation in allocations[::-1]:  # the newest record of the same shares is the live one
+        held = container.devices.get(str(allocation["resource"]))
+        if key == allocation["key"] or (not key and held == tuple(sorted(allocation["deviceIDs"]))):
+            return allocation
+    return None
+
+
+def _edit_notes(pod: AdmittedPod, container: Container) -> list[str]:
+    """Where the pod's own wishes were overruled."""
+    if container.edits is None or not container.edits.cdi_devices:
+        return []
+    edits = container.edits
+    wished = environment(pod.spec, container.spec, pod.uid)
+    notes = [
+        f"container {container.spec.name}: its own {name}={value} is overridden by {edits.env[name]!r}"
+        for name, value in wished.items()
+        if edits.env.get(name, value) != value
+    ]
+    injected = {posixpath.normpath(inside) for inside, _, _ in edits.mounts}
+    notes += [
+        f"container {container.spec.name}: its own volume at {path} is replaced by ours"
+        for path in container.spec.mount_paths
+        if posixpath.normpath(path) in injected
+    ]
+    return notes
+
+
+# -- text
+
+
+def lines(report: Mapping[str, Any], notes: Iterable[str] = ()) -> list[str]:
+    """The report for people. `notes`: about what led to no pod."""
+    index = {gpu["uuid"]: gpu["index"] for gpu in report["node"]["gpus"]}
+    text = [*_node_lines(report["node"]), ""]
+    for pod in report["pods"]:
+        text += [*_pod_lines(pod, index), ""]
+    text += [f"note: {note}" for note in dict.fromkeys(notes)]
+    admitted = sum(pod["phase"] == Phase.ADMITTED for pod in report["pods"])
+    text.append(f"{admitted} of {len(report['pods'])} pods admitted." if report["pods"] else "No pods to admit.")
+    return text
+
+
+def _node_lines(node: Mapping[str, Any]) -> list[str]:
+    sizes = [format_bytes(gpu["memoryBytes"]) for gpu in node["gpus"]]
+    same = f"{len(sizes)} x {sizes[0]}" if len(set(sizes)) == 1 else ", ".join(sizes)
+    text = [f"Simulated node: {same}, driver {node['driver']}"]
+    for name, shown in node["resources"].items():
+        reason = f": {shown['reason']}" if shown["reason"] else ""
+        text.append(f"  {name}: {shown['allocatable']} of {shown['capacity']} allocatable{reason}")
+    return text
+
+
+def _pod_lines(pod: Mapping[str, Any], index: Mapping[str, int]) -> list[str]:
+    head = f"{pod['namespace']}/{pod['name']}: {pod['phase']}"
+    text = [f"{head}: {pod['reason']}" if pod["reason"] else head]
+    if pod["message"]:
+        text.append(f"  {pod['message']}")
+    for entry in pod["containers"]:
+        text += _container_lines(entry, index, refused=pod["phase"] != Phase.ADMITTED)
+    text += [f"  note: {note}" for note in pod["notes"]]
+    return text
+
+
+def _container_lines(entry: Mapping[str, Any], index: Mapping[str, int], *, refused: bool) -> list[str]:
+    role = "" if entry["role"] == "app" else f" ({entry['role']} container)"
+    asked = ", ".join(entry["resources"]) or "no device"
+    text = [f"  container {entry['name']}{role}: {asked}"]
+    if refused:
+        return text
+    rows: list[tuple[str, Sequence[str]]] = []
+    for name, ids in entry["resources"].items():
+        more = [f"and {len(ids) - _SHOWN_IDS} more"] if len(ids) > _SHOWN_IDS else []
+        rows.append(("devices" if len(entry["resources"]) == 1 else f"devices of {name}", [*ids[:_SHOWN_IDS], *more]))
+    if allocation := entry["allocation"]:
+        rows += [
+            ("GPU", [f"{index.get(uuid, '?')} ({uuid})" for uuid in allocation["gpus"]]),
+            ("request", [_size(allocation["requestBytes"])]),
+            ("limit", [_size(allocation["limitBytes"])]),
+            ("mode", [allocation["mode"]]),
+            ("enforcement", [_LEVELS.get(allocation["enforcement"], allocation["enforcement"])]),
+        ]
+    if entry["state"] == State.WAITING:
+        rows.append(
+            ("not created", [f"{entry['reason']}: {entry['message']}" if entry["message"] else entry["reason"]])
+        )
+    rows += [
+        ("env", [f"{name}={value}" for name, value in entry["env"].items()]),
+        (
+            "mounts",
+            [f"{m['hostPath']} -> {m['containerPath']} ({','.join(m['options'])})" for m in entry["mounts"]],
+        ),
+        ("device nodes", [_node_text(node) for node in entry["deviceNodes"]]),
+        ("CDI devices", entry["cdiDevices"]),
+    ]
+    for name, values in rows:
+        for position, value in enumerate(values):
+            text.append(f"    {name if position == 0 else '':<13} {_plain(value)}")
+    return text
+
+
+_LEVELS = {"cooperative": "cooperative (through MPS, each process by itself)", "none": "none (nothing holds it)"}
+
+
+def _size(size_bytes: int) -> str:
+    return format_bytes(size_bytes)
+
+
+def _node_text(node: Mapping[str, Any]) -> str:
+    if "major" not in node:
+        return str(node["path"])
+    return f"{node['path']} ({node.get('type', '?')} {node['major']}:{node.get('minor', 0)})"
+
+
+def _plain(text: str) -> str:
+    """One line, whatever a manifest put into it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))

@@ -1,0 +1,296 @@
+"""`gpufrac sim` as users run it: whole simulated nodes in processes of their own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(180)
+
+TIMEOUT_S = 90.0
+RESOURCE = "gpufrac.dev/gpu-8gi"
+
+CONFIG = """
+apiVersion: gpufrac.dev/v1
+kind: NodeConfig
+resources:
+  - {name: example.com/half, memory: {fraction: 0.5}, compute: {mode: sm-sharing}}
+  - {name: example.com/huge, memory: {request: 500Gi}, compute: {mode: sm-sharing}}
+"""
+
+
+def pod(name: str, count: int = 1, resource: str = RESOURCE, extra: str = "") -> str:
+    return (
+        f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n"
+        f"  - name: main\n    image: x\n    {extra}\n    resources: {{limits: {{{resource}: {count}}}}}\n---\n"
+    )
+
+
+def gpufrac(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deviceplugin.cli.main", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def run(*arguments: str, text: str) -> tuple[int, dict[str, Any]]:
+    done = gpufrac("sim", "run", "-o", "json", *arguments, "-", text=text)
+    assert "Traceback" not in done.stderr
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def mentioning(directory: str) -> list[int]:
+    """Processes that have to do with a node's directory."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{entry}/environ").read_bytes() + Path(f"/proc/{entry}/cmdline").read_bytes()
+                if f"{directory}/".encode() in text or f"={directory}\0".encode() in text:
+                    found.append(int(entry))
+    return found
+
+
+# --- run
+
+
+def test_run_shows_what_pods_get() -> None:
+    code, report = run(text=pod("one", extra="env: [{name: CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, value: 0=79G}]"))
+    assert code == 0
+    assert [gpu["memoryBytes"] for gpu in report["node"]["gpus"]] == [80 << 30]
+    (shown,) = report["pods"]
+    assert (shown["name"], shown["namespace"], shown["phase"]) == ("one", "default", "Admitted")
+    (container,) = shown["containers"]
+    assert container["resource"] == RESOURCE
+    allocation = container["allocation"]
+    assert [i.partition("::")[0] for i in container["deviceIDs"]] == allocation["gpus"]
+    assert (allocation["requestBytes"], allocation["limitBytes"]) == (8 << 30, 8 << 30)
+    assert (allocation["mode"], allocation["enforcement"]) == ("sm-sharing", "cooperative")
+    assert container["env"]["GPUFRAC_ALLOCATION"] == allocation["key"]
+    assert container["env"]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M", "a pod can't override it"
+    assert "/dev/nvidia0" in {node["path"] for node in container["deviceNodes"]}
+    assert container["env"]["CUDA_MPS_PIPE_DIRECTORY"] in {mount["containerPath"] for mount in container["mounts"]}
+    assert len(container["cdiDevices"]) == 2
+    assert not os.path.exists(report["node"]["directory"])
+    assert mentioning(report["node"]["directory"]) == []
+
+
+def test_run_shows_refusals_as_the_kubelet_does(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+    text = (
+        pod("a", resource="example.com/half")
+        + pod("b", resource="example.com/half", count=2)
+        + pod("c", resource="example.com/huge")
+        + pod("d", resource="nvidia.com/gpu")
+    )
+    code, report = run("--config", str(config), "--gpu-memory", "16Gi", "--gpus", "1", text=text)
+    assert code == 1
+    a, b, c, d = report["pods"]
+    assert [shown["phase"] for shown in (a, b, c, d)] == ["Admitted", "Failed", "Failed", "Admitted"]
+    assert {b["reason"], c["reason"]} == {"UnexpectedAdmissionError"}
+    assert b["message"] == (
+        "Allocate failed due to requested number of devices unavailable for example.com/half. "
+        "Requested: 2, Available: 1, which is unexpected"
+    )
+    assert c["message"].startswith(
+        "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices"
+    )
+    assert d["containers"][0]["deviceIDs"] == []
+    assert "1 Insufficient nvidia.com/gpu" in d["notes"][0]
+    assert report["node"]["resources"]["example.com/huge"]["reason"], "why a resource offers nothing"
+
+
+def test_run_prints_text_for_people(tmp_path: Path) -> None:
+    manifest = tmp_path / "web.yaml"
+    manifest.write_text(
+        "apiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: web}\nspec:\n  replicas: 2\n  template:\n    spec:\n"
+        "      initContainers:\n      - {name: init, image: x, resources: {limits: {gpufrac.dev/memory-gib: 2}}}\n"
+        "      containers:\n      - {name: main, image: x, resources: {limits: {gpufrac.dev/memory-gib: 3}}}\n"
+        "---\napiVersion: v1\nkind: Service\nmetadata: {name: web}\n"
+    )
+    done = gpufrac("sim", "run", str(manifest))
+    assert done.returncode == 0, done.stderr
+    assert "default/web-0: Admitted" in done.stdout
+    assert "container init (init container): gpufrac.dev/memory-gib" in done.stdout
+    assert "limit         3Gi" in done.stdout
+    assert "v1 Service: not a kind" in done.stdout
+    assert done.stdout.endswith("2 of 2 pods admitted.\n")
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "expected"),
+    [
+        (["-"], "a: [", "<stdin>"),
+        (["-"], pod("p").replace(": 1}", ": 500m}"), "must be an integer"),
+        (["/does/not/exist.yaml"], "", "cannot read manifest /does/not/exist.yaml"),
+        (["--config", "/does/not/exist.yaml", "-"], pod("p"), "cannot be read"),
+        (["--gpus", "0", "-"], pod("p"), "--gpus"),
+        (["--gpu-memory", "80GB", "-"], pod("p"), "80GB"),
+        (["--driver", "new", "-"], pod("p"), "driver version"),
+        ([], "", "Missing argument"),
+    ],
+)
+def test_bad_input_is_said_and_nothing_is_started(arguments: list[str], text: str, expected: str) -> None:
+    done = gpufrac("sim", "run", *arguments, text=text)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_leaves_nothing_when_it_is_interrupted(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deviceplugin.cli.main", "sim", "run", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdin is not None
+    with process.stdin as stdin:
+        stdin.write(pod("p").encode())
+    directory = wait_for(lambda: node_of_a_child(process.pid))
+    process.send_signal(number)
+    assert process.wait(TIMEOUT_S) == 1
+    assert not os.path.exists(directory)
+    assert mentioning(directory) == []
+
+
+def node_of_a_child(pid: int) -> str | None:
+    """The directory of the node that a `sim run` brings up, once it has a child."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        for variable in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(b"GPUFRAC_SIM_NODE="):
+                return variable.partition(b"=")[2].decode()
+    return None
+
+
+def wait_for(condition: Any) -> Any:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    return found
+
+
+# --- a node that stays up
+
+
+class Up:
+    """`gpufrac sim up` in a process of its own."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.directory = str(directory)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "deviceplugin.cli.main", "sim", "up", "-d", self.directory, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.first_line = self.process.stdout.readline()
+
+    def sim(self, command: str, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        done = gpufrac("sim", command, "-d", self.directory, *arguments, text=text)
+        assert "Traceback" not in done.stderr
+        return done
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        _, error = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, error
+
+
+@pytest.fixture
+def up(short_tmp: Path) -> Iterator[Up]:
+    node = Up(short_tmp / "n", "--gpus", "2", "--gpu-memory", "40Gi")
+    try:
+        assert "is up" in node.first_line, node.stop()[1]
+        yield node
+    finally:
+        node.stop()
+
+
+def test_a_node_that_stays_up(up: Up) -> None:
+    admitted = up.sim("admit", "-o", "json", "-", text=pod("a") + pod("b"))
+    assert admitted.returncode == 0, admitted.stderr
+    assert [shown["phase"] for shown in json.loads(admitted.stdout)["pods"]] == ["Admitted", "Admitted"]
+
+    granted = up.sim("client", "a/main", "--allocate", "7Gi")
+    assert (granted.returncode, granted.stdout) == (0, f"{7 << 30}\n")
+    over = up.sim("client", "default/a/main", "--allocate", "9Gi")
+    assert (over.returncode, over.stdout) == (1, "CUDA_ERROR_OUT_OF_MEMORY\n")
+
+    again = up.sim("admit", "-", text=pod("a"))
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "default/a" in again.stderr
+    refused = up.sim("admit", "-", text=pod("big", count=9))
+    assert refused.returncode == 1
+    assert "Requested: 9, Available: " in refused.stdout
+    bad = up.sim("admit", "-", text="a: [")
+    assert bad.returncode == 2
+
+    restarted = up.sim("restart-kubelet")
+    assert restarted.returncode == 0, restarted.stderr
+    assert up.sim("client", "a/main", "--allocate", "1Gi").returncode == 0
+
+    assert up.sim("delete", "a").returncode == 0
+    assert up.sim("delete", "a").returncode == 1
+    assert up.sim("client", "a/main").returncode == 1
+    assert up.sim("delete", "-", text=pod("b")).returncode == 0
+    assert up.sim("client", "nonsense").returncode == 2
+
+    other = gpufrac("sim", "up", "-d", up.directory)
+    assert other.returncode == 2
+    assert "a simulated node runs there" in other.stderr
+
+    assert up.stop(signal.SIGTERM) == (0, "")
+    assert mentioning(up.directory) == []
+    down = up.sim("admit", "-", text=pod("a"))
+    assert down.returncode == 3
+    assert "gpufrac sim up" in down.stderr
+
+
+@pytest.mark.parametrize("name", ["mpsd", "plugin"])
+def test_a_child_that_dies_ends_the_node(up: Up, name: str) -> None:
+    assert up.sim("admit", "-", text=pod("a")).returncode == 0
+    (pid,) = [
+        pid
+        for pid in mentioning(up.directory)
+        if f"main\0{name}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    os.kill(pid, signal.SIGKILL)
+    _, error = up.process.communicate(timeout=TIMEOUT_S)
+    assert up.process.returncode == 1
+    assert f"gpufrac {name} died (signal SIGKILL)" in error
+    assert "last lines of the log" in error
+    assert mentioning(up.directory) == []
+
+
+def test_a_node_that_was_killed_is_cleaned_up_by_the_next(up: Up) -> None:
+    assert up.sim("admit", "-", text=pod("a")).returncode == 0
+    up.process.kill()
+    up.process.communicate(timeout=TIMEOUT_S)
+    assert mentioning(up.directory), "its children live on"
+    after = Up(Path(up.directory))
+    assert "is up" in after.first_line
+    assert after.sim("admit", "-", text=pod("a")).returncode == 0
+    assert after.stop()[0] == 0
+    assert mentioning(up.directory) == []

@@ -1,0 +1,210 @@
+"""The simulated node's config and directory, and the report; whole nodes are in tests/e2e/test_sim.py."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from deviceplugin.sim import report
+from deviceplugin.sim.kubelet import AdmittedPod, Phase
+from deviceplugin.sim.node import NodeError, SimulatedNode, default_config, node_config
+from deviceplugin.sim.pods import ContainerSpec, PodSpec
+from deviceplugin.sim.runtime import Container, Edits, State
+from mpsd.config.load import parse_config
+from mpsd.config.model import GIB, CdiConfig, Delivery, GpuSelection, MpsConfig, SimulatedConfig, SimulatedGpu
+from mpsd.errors import ConfigError
+from tests import builders
+
+DIRECTORY = "/tmp/gf-test"
+
+
+def test_the_default_config_is_sound() -> None:
+    names = [resource.name for resource in default_config().resources]
+    assert names == ["gpufrac.dev/gpu-8gi", "gpufrac.dev/gpu-16gi", "gpufrac.dev/memory-gib"]
+
+
+def test_a_config_keeps_what_it_offers_and_moves_below_the_directory() -> None:
+    given = builders.config(
+        builders.resource("a", builders.fixed(8)),
+        mps=MpsConfig(protocol="2", binary="/opt/mps", driver_root="/driver", client_limit=7),
+        cdi=CdiConfig(directory="/etc/cdi", delivery=Delivery.BOTH),
+        memory_reserve_bytes=3 * GIB,
+    )
+    moved = node_config(given, DIRECTORY)
+    assert moved.resources == given.resources
+    assert (moved.memory_reserve_bytes, moved.mps.protocol, moved.mps.client_limit) == (3 * GIB, "2", 7)
+    assert (moved.backend, moved.metrics_address, moved.cdi.delivery) == ("simulated", "", Delivery.BOTH)
+    assert moved.mps.binary == "nvidia-cuda-mps-control", "never the real daemon"
+    assert moved.mps.driver_root == "/"
+    paths = [moved.mps.run_root, moved.mps.log_root, moved.cdi.directory, moved.kubelet_root, moved.state_root]
+    assert all(path.startswith(f"{DIRECTORY}/") for path in paths)
+    assert len(set(paths)) == 5
+
+
+SIMULATED = SimulatedConfig(
+    gpus=(SimulatedGpu(memory_bytes=40 * GIB), SimulatedGpu(memory_bytes=16 * GIB)), driver="550.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("simulated", "options", "sizes_gib", "driver"),
+    [
+        (None, {}, [80], "580.95.05"),
+        (None, {"gpus": 2, "gpu_memory_bytes": 24 * GIB, "driver": "615.1"}, [24, 24], "615.1"),
+        (SIMULATED, {}, [40, 16], "550.1"),
+        (SIMULATED, {"gpus": 3}, [40, 16, 16], "550.1"),
+        (SIMULATED, {"gpu_memory_bytes": 8 * GIB, "driver": "600.2"}, [8, 8], "600.2"),
+    ],
+)
+def test_gpus_and_driver(
+    simulated: SimulatedConfig | None, options: dict[str, Any], sizes_gib: list[int], driver: str
+) -> None:
+    given = default_config()
+    if simulated is not None:
+        given = msgspec.structs.replace(given, backend="simulated", simulated=simulated)
+    found = node_config(given, DIRECTORY, **options).simulated
+    assert [gpu.memory_bytes // GIB for gpu in found.gpus] == sizes_gib
+    assert found.driver == driver
+
+
+def test_as_many_gpus_as_the_config_names() -> None:
+    one = builders.resource("a", builders.fixed(8), gpus=GpuSelection(include=(2,)))
+    assert len(node_config(builders.config(one), DIRECTORY).simulated.gpus) == 3
+    grouped = builders.config(one, groups=(("pair", (4, 5)),))
+    assert len(node_config(grouped, DIRECTORY).simulated.gpus) == 6
+
+
+def test_what_is_written_is_what_was_meant(short_tmp: Path) -> None:
+    node = SimulatedNode(str(short_tmp / "n"), gpus=2)
+    node._prepare()
+    try:
+        assert parse_config(Path(node.config_path).read_bytes(), "x") == node.config
+        other = SimulatedNode(str(short_tmp / "n"))
+        with pytest.raises(ConfigError, match="a simulated node runs there"):
+            other.start()
+        other.close()
+    finally:
+        node.close()
+
+
+def test_directories_that_cannot_be_used(short_tmp: Path) -> None:
+    with pytest.raises(ConfigError, match="path is too long"):
+        SimulatedNode(f"{short_tmp}/{'x' * 60}")
+    (short_tmp / "file").touch()
+    with pytest.raises(ConfigError, match="not empty and was never a simulated node's"):
+        SimulatedNode(str(short_tmp)).start()
+    with pytest.raises(ConfigError, match="cannot use directory"):
+        SimulatedNode(str(short_tmp / "file")).start()
+    assert os.listdir(short_tmp) == ["file"]
+
+
+def test_a_node_that_is_not_up_says_so(short_tmp: Path) -> None:
+    node = SimulatedNode(str(short_tmp / "n"))
+    with pytest.raises(NodeError, match="it is not up"):
+        node.delete("default", "p")
+    node.close()
+
+
+# --- report
+
+ALLOCATION = {
+    "key": "k1",
+    "resource": "r/a",
+    "deviceIDs": ["GPU-0::0"],
+    "gpus": ["GPU-0"],
+    "requestBytes": 8 * GIB,
+    "limitBytes": 16 * GIB,
+    "mode": "sm-sharing",
+    "enforcement": "cooperative",
+    "state": "attached",
+}
+NODE = {
+    "driver": "580.1",
+    "gpus": [{"uuid": "GPU-0", "index": 0, "memoryBytes": 80 * GIB}],
+    "resources": {"r/a": {"capacity": 9, "allocatable": 0, "reason": "full"}},
+}
+
+
+def admitted(edits: Edits | None, spec: ContainerSpec | None = None, **changes: Any) -> AdmittedPod:
+    spec = spec or ContainerSpec("main", {"r/a": 1})
+    container = Container(spec, {"r/a": ("GPU-0::0",)}, State.RUNNING if edits else State.WAITING, edits=edits)
+    if edits is None:
+        container.reason, container.message = "CreateContainerError", "unresolvable"
+    return AdmittedPod(PodSpec("p", (container.spec,)), "uid", (container,), **changes)
+
+
+def document(pod: AdmittedPod, *allocations: dict[str, Any]) -> dict[str, Any]:
+    return report.document(node=NODE, pods=[pod], allocations=allocations, ours=["r/a"])
+
+
+def test_a_container_is_matched_with_its_allocation_by_the_marker() -> None:
+    edits = Edits(
+        env={"GPUFRAC_ALLOCATION": "k1", "B": "2"},
+        mounts=(("/in", "/out", ("rbind",)),),
+        device_nodes=({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0},),
+        cdi_devices=("a/b=c",),
+    )
+    found = document(admitted(edits), {**ALLOCATION, "key": "k0"}, ALLOCATION, {**ALLOCATION, "key": "k2"})
+    (pod,) = found["pods"]
+    (container,) = pod["containers"]
+    assert (pod["phase"], pod["namespace"], pod["name"]) == ("Admitted", "default", "p")
+    assert container["allocation"] == {
+        key: ALLOCATION[key] for key in ("key", "gpus", "requestBytes", "limitBytes", "mode", "enforcement")
+    }
+    assert (container["resource"], container["deviceIDs"]) == ("r/a", ["GPU-0::0"])
+    assert container["mounts"] == [{"containerPath": "/in", "hostPath": "/out", "options": ["rbind"]}]
+    assert report.all_well(found)
+    text = "\n".join(report.lines(found, ["a note"]))
+    for part in (
+        "default/p: Admitted",
+        "request       8Gi",
+        "limit         16Gi",
+        "GPU           0 (GPU-0)",
+        "/out -> /in (rbind)",
+        "/dev/nvidia0 (c 195:0)",
+        "note: a note",
+        "1 of 1 pods admitted.",
+        "r/a: 0 of 9 allocatable: full",
+    ):
+        assert part in text
+
+
+def test_a_container_that_is_not_created_is_matched_by_its_shares() -> None:
+    found = document(admitted(None), ALLOCATION)
+    (container,) = found["pods"][0]["containers"]
+    assert container["allocation"]["key"] == "k1"
+    assert (container["state"], container["reason"]) == ("Waiting", "CreateContainerError")
+    assert not report.all_well(found)
+    assert "not created   CreateContainerError: unresolvable" in "\n".join(report.lines(found))
+
+
+def test_a_refused_pod_shows_what_it_asked_for_and_holds_nothing() -> None:
+    found = document(admitted(None, phase=Phase.FAILED, reason="UnexpectedAdmissionError", message="no"), ALLOCATION)
+    (container,) = found["pods"][0]["containers"]
+    assert (container["resource"], container["deviceIDs"], container["allocation"]) == ("r/a", [], None)
+    assert container["state"] == "Refused"
+    assert not report.all_well(found)
+    assert "default/p: Failed: UnexpectedAdmissionError\n  no" in "\n".join(report.lines(found))
+
+
+def test_overruled_wishes_are_noted() -> None:
+    edits = Edits(env={"A": "ours", "B": "mine"}, mounts=(("/in", "/out", ()),), cdi_devices=("a/b=c",))
+    spec = ContainerSpec("main", {"r/a": 1}, env=(("A", "mine"), ("B", "mine")), mount_paths=("/in/", "/other"))
+    notes = document(admitted(edits, spec))["pods"][0]["notes"]
+    assert notes == [
+        "container main: its own A=mine is overridden by 'ours'",
+        "container main: its own volume at /in/ is replaced by ours",
+    ]
+
+
+def test_text_of_a_manifest_cannot_break_lines() -> None:
+    text = report.lines(document(admitted(Edits(env={"A": "x\nInjected: y\x1b[31m"}))))
+    assert not any(line.startswith("Injected") or "\x1b" in line for line in text)
+
+
+def test_nothing_to_admit() -> None:
+    empty = report.document(node=NODE, pods=[], allocations=[], ours=[])
+    assert report.all_well(empty)
+    assert report.lines(empty)[-1] == "No pods to admit."
