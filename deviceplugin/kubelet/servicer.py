@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import grpc
 
@@ -11,7 +12,8 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.broker import Broker
 from deviceplugin.ledger import LedgerError
 from deviceplugin.plan.advertise import Advertisement
-from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
+from deviceplugin.plan.model import Allocation, Device, Refusal, RefusalCode
+from mpsd.config.model import MAX_ADVERTISED_DEVICES
 from mpsd.daemon.paths import daemon_dirs
 
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
@@ -117,17 +119,15 @@ class DevicePlugin(rpc.DevicePluginServicer):
         )
 
 
+@lru_cache(maxsize=4 * MAX_ADVERTISED_DEVICES)
+def _one_device(device: Device) -> bytes:
+    """A list of one device, serialised. Messages of a repeated field may be joined as bytes."""
+    numa = device.numa_node
+    topology = None if numa is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=numa)])
+    message = pb.Device(ID=device.id, health=HEALTH[device.healthy], topology=topology)
+    return pb.ListAndWatchResponse(devices=[message]).SerializeToString()
+
+
 def list_message(advertisement: Advertisement) -> pb.ListAndWatchResponse:
-    """An advertisement on the wire."""
-    return pb.ListAndWatchResponse(
-        devices=[
-            pb.Device(
-                ID=device.id,
-                health=HEALTH[device.healthy],
-                topology=None
-                if device.numa_node is None
-                else pb.TopologyInfo(nodes=[pb.NUMANode(ID=device.numa_node)]),
-            )
-            for device in advertisement.devices
-        ]
-    )
+    """An advertisement on the wire; a long one mostly from what was serialised before."""
+    return pb.ListAndWatchResponse.FromString(b"".join(map(_one_device, advertisement.devices)))

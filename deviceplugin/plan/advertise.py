@@ -4,23 +4,18 @@ Listed IDs are fixed; health moves. A share that the kubelet holds is Unhealthy 
 Unhealthy share kills running pods at the next kubelet restart (verified on kubelet 1.36.2).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from deviceplugin import ids
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.model import GpuView, NodeView, ResourceView
+from deviceplugin.plan.model import Device, DeviceList, GpuView, NodeView, ResourceView
+from deviceplugin.plan.view import numa_node
 from mpsd.config.model import UnitMemory
 from mpsd.gpu.model import Mode
 
-
-class Device(msgspec.Struct, frozen=True):
-    """One entry of a list: as the kubelet's Device message."""
-
-    id: str
-    healthy: bool
-    numa_node: int | None = None
+NOTHING = DeviceList((), ())
 
 
 class Advertisement(msgspec.Struct, frozen=True):
@@ -103,7 +98,7 @@ def _available(view: ResourceView, uuid: str, fit: int, held: Mapping[str, bool]
     """How many free listed shares can be Healthy; those only waiting for release count as free."""
     if fit == 0:
         return 0
-    return min(fit, sum(1 for identifier in view.device_ids[uuid] if identifier not in held))
+    return min(fit, len(view.device_ids[uuid]) - sum(1 for share in held if view.gpu_of.get(share) == uuid))
 
 
 def _gpu_devices(
@@ -114,23 +109,27 @@ def _gpu_devices(
     held_here: list[str],
     free: int,
     offered: bool,
-) -> Iterator[Device]:
+) -> Iterable[Device]:
     """The devices of one GPU in slot order, then held ones that the config no longer lists."""
-    numa = None if isinstance(view.resource.memory, UnitMemory) or gpu is None else gpu.numa_node
+    listed = view.devices.get(uuid, NOTHING)
+    if not held_here and free in (0, len(listed.healthy)):
+        return listed.healthy if free else listed.unhealthy
     lost = gpu is not None and bool(gpu.lost)
     # A share whose pod is gone, but which we still count, may be taken again unless the GPU takes nothing new.
     vacated_healthy = offered and gpu is not None and not _takes_nothing(view, gpu)
-    for identifier in view.device_ids.get(uuid, ()):
-        at_kubelet = held.get(identifier)
+    devices = []
+    for well, ill in zip(listed.healthy, listed.unhealthy, strict=True):
+        at_kubelet = held.get(well.id)
         if at_kubelet is None:
             healthy = free > 0
             free -= healthy
         else:
             healthy = not lost and (at_kubelet or vacated_healthy)
-        yield Device(identifier, healthy, numa)
+        devices.append(well if healthy else ill)
     extra = [share for share in held_here if share not in view.gpu_of]
-    for identifier in sorted(extra, key=ids.slot_of):
-        yield Device(identifier, not lost and held[identifier], numa)
+    numa = None if gpu is None else numa_node(view.resource, gpu)
+    devices += [Device(share, not lost and held[share], numa) for share in sorted(extra, key=ids.slot_of)]
+    return devices
 
 
 def _takes_nothing(view: ResourceView, gpu: GpuView) -> str:

@@ -35,12 +35,28 @@ class GpuView(msgspec.Struct, frozen=True):
         return f"GPU {self.index} ({self.uuid})"
 
 
+class Device(msgspec.Struct, frozen=True):
+    """One entry of a list: as the kubelet's Device message."""
+
+    id: str
+    healthy: bool
+    numa_node: int | None = None
+
+
+class DeviceList(msgspec.Struct, frozen=True):
+    """All devices of a resource on one GPU in slot order, twice: so a list of thousands is put together, not built."""
+
+    healthy: tuple[Device, ...]
+    unhealthy: tuple[Device, ...]
+
+
 class ResourceView(msgspec.Struct, frozen=True):
     """One resource on this node: its share on each GPU, and the level at which a limit of it is enforced.
 
     `objection` and `too_long` say why it advertises nothing new at all (enforcement below its minimum, dropped from
-    the config ...; its list would be too long); `unfit` says why one GPU is left out. `device_ids` holds the fixed IDs
-    per GPU, in slot order, and `gpu_of` the way back.
+    the config ...; its list would be too long); `unfit` says why one GPU is left out; `slots` counts the shares of each
+    GPU. `device_ids` holds the fixed IDs per GPU, in slot order, `devices` the same as list entries, and `gpu_of` the
+    way back.
     """
 
     resource: Resource
@@ -49,7 +65,9 @@ class ResourceView(msgspec.Struct, frozen=True):
     too_long: str = ""
     sizes: Mapping[str, ShareSize] = msgspec.field(default_factory=dict)
     unfit: Mapping[str, str] = msgspec.field(default_factory=dict)
+    slots: Mapping[str, int] = msgspec.field(default_factory=dict)
     device_ids: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    devices: Mapping[str, DeviceList] = msgspec.field(default_factory=dict)
     gpu_of: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from deviceplugin import ids
 from deviceplugin.plan import enforcement
-from deviceplugin.plan.model import GpuView, NodeView, ResourceView
+from deviceplugin.plan.model import Device, DeviceList, GpuView, NodeView, ResourceView
 from mpsd.config.model import MAX_ADVERTISED_DEVICES, NodeConfig, Resource, UnitMemory
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.shares import ShareSize, share_size, slots, usable_bytes
@@ -47,7 +47,7 @@ def node_view(config: NodeConfig, gpus: Iterable[GpuView], previous: NodeView | 
     for resource in config.resources:
         view = resource_view(resource, config, by_uuid)
         old = previous.resources.get(resource.name) if previous else None
-        resources[resource.name] = old if old is not None and _same(old, view) else _with_ids(view, by_uuid, config)
+        resources[resource.name] = old if old is not None and _same(old, view) else _with_ids(view, by_uuid)
     return NodeView(gpus=by_uuid, resources=resources, client_limit=config.mps.client_limit)
 
 
@@ -69,27 +69,49 @@ def resource_view(resource: Resource, config: NodeConfig, gpus: Mapping[str, Gpu
     if not objection and not sizes:
         no_gpu = "no GPU of this node is open to it" if gpus else "no GPU is known yet"
         objection = next(iter(unfit.values()), no_gpu)
-    level = enforcement.level(resource.mode, config.cdi.delivery)
-    return ResourceView(resource=resource, enforcement=level, objection=objection, sizes=sizes, unfit=unfit)
-
-
-def _same(old: ResourceView, new: ResourceView) -> bool:
-    return (old.resource, old.sizes, old.unfit, old.objection) == (new.resource, new.sizes, new.unfit, new.objection)
-
-
-def _with_ids(view: ResourceView, gpus: Mapping[str, GpuView], config: NodeConfig) -> ResourceView:
-    """Adds the fixed IDs, or the reason why their list would be too long for a kubelet."""
-    counts = {uuid: slot_count(view.resource, gpus[uuid].usable_bytes, config.mps.client_limit) for uuid in view.sizes}
-    total = sum(counts.values())
-    if total > MAX_ADVERTISED_DEVICES:
+    slots = {uuid: slot_count(resource, gpus[uuid].usable_bytes, config.mps.client_limit) for uuid in sizes}
+    total = sum(slots.values())
+    too_long = ""
+    if objection:
+        slots = {}
+    elif total > MAX_ADVERTISED_DEVICES:
+        slots = {}
         too_long = (
             f"it would list {total} devices, more than the {MAX_ADVERTISED_DEVICES} a kubelet safely takes: "
             "use a larger unit or fewer GPUs"
         )
-        return structs.replace(view, too_long=too_long)
-    device_ids = {uuid: tuple(ids.device_id(uuid, n) for n in range(count)) for uuid, count in counts.items()}
+    return ResourceView(
+        resource=resource,
+        enforcement=enforcement.level(resource.mode, config.cdi.delivery),
+        objection=objection,
+        too_long=too_long,
+        sizes=sizes,
+        unfit=unfit,
+        slots=slots,
+    )
+
+
+def _same(old: ResourceView, new: ResourceView) -> bool:
+    bare = structs.replace(old, device_ids={}, devices={}, gpu_of={})
+    return bare == new
+
+
+def _with_ids(view: ResourceView, gpus: Mapping[str, GpuView]) -> ResourceView:
+    """Adds the tables of fixed IDs."""
+    device_ids = {uuid: tuple(ids.device_id(uuid, n) for n in range(count)) for uuid, count in view.slots.items()}
     gpu_of = {identifier: uuid for uuid, all_ids in device_ids.items() for identifier in all_ids}
-    return structs.replace(view, device_ids=device_ids, gpu_of=gpu_of)
+    devices = {}
+    for uuid, all_ids in device_ids.items():
+        numa = numa_node(view.resource, gpus[uuid])
+        healthy, unhealthy = (tuple(Device(i, health, numa) for i in all_ids) for health in (True, False))
+        devices[uuid] = DeviceList(healthy, unhealthy)
+    return structs.replace(view, device_ids=device_ids, devices=devices, gpu_of=gpu_of)
+
+
+def numa_node(resource: Resource, gpu: GpuView) -> int | None:
+    """The NUMA node told for a resource's devices. None for units: with topology hints a kubelet may skip the preferred
+    allocation, and units would come from several GPUs (verified on kubelet 1.36.2)."""
+    return None if isinstance(resource.memory, UnitMemory) else gpu.numa_node
 
 
 def slot_count(resource: Resource, usable: int, client_limit: int) -> int:
