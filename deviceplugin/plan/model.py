@@ -35,7 +35,7 @@ class GpuView(msgspec.Struct, frozen=True):
         return f"GPU {self.index} ({self.uuid})"
 
 
-class Device(msgspec.Struct, frozen=True):
+class Device(msgspec.Struct, frozen=True, gc=False):
     """One entry of a list: as the kubelet's Device message."""
 
     id: str
