@@ -110,20 +110,27 @@ class Broker:
         return outcome
 
     def _outdated(self, resource: str, wanted: tuple[str, ...]) -> bool:
-        """Whether these shares have a live allocation that the config in force would size differently: then it matters
+        """Whether these shares have a live allocation that would be planned differently now: then it matters
         whether its pod is gone and this is a new one."""
         live = self._accounts.newest(resource, wanted)
         view = self._view.resources.get(resource)
         if live is None or view is None or self._accounts.is_vacated(live.key):
             return False
         size = view.sizes.get(live.gpus[0])
-        planned = (live.share_bytes, live.limit_bytes // len(live.device_ids), live.mode, live.thread_percent)
-        return size is None or planned != (
-            size.request_bytes,
-            size.limit_bytes,
-            view.resource.mode,
-            view.resource.thread_percent,
+        if size is None:
+            return True
+        count = len(live.device_ids)
+        now = structs.replace(
+            live,
+            share_bytes=size.request_bytes,
+            limit_bytes=size.limit_bytes * count,
+            mode=view.resource.mode,
+            thread_percent=view.resource.thread_percent,
+            enforcement=view.enforcement,
+            delivery=self._config.cdi.delivery,
+            gpu_kind=self._gpu_kind,
         )
+        return now != live
 
     def _allocate(self, resource: str, wanted: tuple[str, ...]) -> Allocation | Refusal:
         live = self._accounts.newest(resource, wanted)

@@ -19,10 +19,12 @@ from deviceplugin import ids, render
 from deviceplugin.broker import Broker, missing_records
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
+from deviceplugin.markers import Markers, PodView
 from deviceplugin.plan.model import Allocation, Refusal
 from deviceplugin.presence import Holder, Observation, Shares
 from mpsd.errors import GpufracError
 from mpsd.log import get_logger
+from mpsd.processes import PodProcess
 from mpsd.snapshot import Desired, GpuClient
 
 log = get_logger("plugin")
@@ -40,8 +42,10 @@ VERIFY_S = 30.0
 CLIENTS_S = 10.0
 PRESSED_CLIENTS_S = 2.0
 """How long mpsd may take to look up GPU processes; the shorter one while an Allocate waits for it."""
-MARKER_CHECKS = 2
-"""A container counts as unenforced after this many looks in a row without our marker."""
+MARKERS_S = 4.0
+"""How often processes are looked at, at most, while a container's marker was not seen yet."""
+PAUSE = "pause"
+"""The process that holds a pod's namespaces."""
 
 
 class SpecFiles(Protocol):
@@ -79,7 +83,7 @@ class Keeper:
     """Owns both threads.
 
     Args:
-        pod_processes: pod UID -> what is known of its processes: (container id, allocation key or None) pairs.
+        pod_processes: one look at all processes of pods, by pod UID.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class Keeper:
         kubelet: Kubelet,
         *,
         kubelet_root: str,
-        pod_processes: Callable[[], Mapping[str, list[tuple[str, str | None]]]],
+        pod_processes: Callable[[], Mapping[str, list[PodProcess]]],
         housekeeping: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -112,7 +116,9 @@ class Keeper:
         self._observe_lock = threading.Lock()
         self._published: set[str] = set()
         self._containers: Containers = {}
-        self._unmarked: dict[str, int] = {}
+        self._markers = Markers()
+        self._marked_s = float("-inf")
+        self._foreign: dict[str, str] = {}
         self._resent: set[str] = set()
         self._threads = [
             threading.Thread(target=self._attach_loop, name="attacher", daemon=True),
@@ -263,6 +269,7 @@ class Keeper:
             foreign = foreign_holders(
                 containers, self._broker.resource_names(), {g.info.uuid for g in self._broker.gpus()}
             )
+            self._note_foreign(foreign)
             self._broker.observe_kubelet(seen, foreign, before)
             self._adopt(seen, entries)
             self._containers = containers
@@ -275,12 +282,19 @@ class Keeper:
             return None, str(error)
 
     def _pod_exists(self, uid: str) -> bool:
-        return "/" not in uid and os.path.isdir(os.path.join(self._pods_directory, uid))
+        return "/" not in uid and uid not in ("", ".", "..") and os.path.isdir(os.path.join(self._pods_directory, uid))
 
     def _note_kubelet(self, error: str) -> None:
         if error != self.report.kubelet_error and error:
             log.warning("the kubelet does not show its pods", error=error)
         self.report.kubelet_error = error
+
+    def _note_foreign(self, foreign: dict[str, str]) -> None:
+        for gpu in foreign.keys() - self._foreign.keys():
+            log.warning("a GPU is held by another plugin", gpu=gpu, reason=foreign[gpu])
+        for gpu in self._foreign.keys() - foreign.keys():
+            log.info("a GPU is no longer held by another plugin", gpu=gpu)
+        self._foreign = foreign
 
     def _adopt(self, seen: Observation, entries: list[checkpoint.Entry] | None) -> None:
         missing = missing_records(seen.listed, self._broker.allocations(), self._broker.resource_names())
@@ -335,36 +349,58 @@ class Keeper:
     def check_markers(self) -> None:
         """Finds containers that run without our edits, or with two of our resources."""
         inspection = self._broker.inspect()
-        found: dict[str, str] = {}
-        ours = set(inspection.view.resources)
-        doubled = {
-            where: names
-            for where, by_resource in self._containers.items()
-            if len(names := sorted(ours & by_resource.keys())) > 1
-        }
         holders = {key: holder for key, holder in inspection.holders.items() if isinstance(holder, Holder)}
+        found = self._doubled(holders, set(inspection.view.resources))
+        self._markers.keep(inspection.holders.keys())
         # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
-        started = self._published - self._broker.checkpoint_only()
-        waiting = {key for key, holder in holders.items() if holder.pod_uid and key in started}
-        processes = self._pod_processes() if waiting else {}
-        unmarked: dict[str, int] = {}
-        for key, holder in holders.items():
-            if both := doubled.get((holder.namespace, holder.pod, holder.container)):
-                found[key] = f"its container holds {' and '.join(both)}: only one of them takes effect"
-                continue
-            running = processes.get(holder.pod_uid, ())
-            expected = sum(1 for ns, pod, _ in self._containers if (ns, pod) == (holder.namespace, holder.pod))
-            containers = {container for container, _ in running}
-            if key in waiting and len(containers) >= max(1, expected) and all(mark != key for _, mark in running):
-                unmarked[key] = self._unmarked.get(key, 0) + 1
-                if unmarked[key] >= MARKER_CHECKS:
-                    found[key] = (
-                        f"no process of its pod carries {render.MARKER}: the runtime did not apply our CDI device"
-                    )
-        self._unmarked = unmarked
+        worth = self._published - self._broker.checkpoint_only() - found.keys()
+        worth = self._markers.unverified(key for key, holder in holders.items() if holder.pod_uid and key in worth)
+        now_s = self._monotonic()
+        if worth and now_s - self._marked_s < MARKERS_S:
+            found |= {key: reason for key, reason in self.report.unenforced.items() if key in worth}
+            worth = set()
+        if worth:
+            self._marked_s = now_s
+            pods = self._pod_views({holders[key] for key in worth})
+            for key in sorted(worth):
+                holder = holders[key]
+                begun = self._creation_begun(holder)
+                if reason := self._markers.judge(key, pods.get(holder.pod_uid), begun=begun, now_s=now_s):
+                    found[key] = reason
         for key in found.keys() - self.report.unenforced.keys():
             log.error("a container runs unenforced", key=key, reason=found[key])
         self.report.unenforced = found
+
+    def _creation_begun(self, holder: Holder) -> bool:
+        """Whether the kubelet has made the directory it makes before it creates a container."""
+        return os.path.isdir(os.path.join(self._pods_directory, holder.pod_uid, "containers", holder.container))
+
+    def _doubled(self, holders: Mapping[str, Holder], ours: set[str]) -> dict[str, str]:
+        """Allocations of containers that hold two of our resources: only one limit takes effect (verified)."""
+        found = {}
+        for key, holder in holders.items():
+            by_resource = self._containers.get((holder.namespace, holder.pod, holder.container), {})
+            both = sorted(ours & by_resource.keys())
+            if len(both) > 1:
+                found[key] = f"its container holds {' and '.join(both)}: only one of them takes effect"
+        return found
+
+    def _pod_views(self, holders: set[Holder]) -> dict[str, PodView]:
+        """The pods of these containers that have processes, by UID."""
+        processes = self._pod_processes()
+        strangers = [c.pid for gpu in self._broker.gpus() for c in gpu.clients if c.allocation_key is None]
+        views = {}
+        for holder in holders:
+            running = [process for process in processes.get(holder.pod_uid, ()) if process.name != PAUSE]
+            if running:
+                pids = {process.pid for process in running}
+                views[holder.pod_uid] = PodView(
+                    running=len({process.container for process in running}),
+                    markers=frozenset(process.marker for process in running if process.marker),
+                    expected=sum(1 for ns, pod, _ in self._containers if (ns, pod) == (holder.namespace, holder.pod)),
+                    unmarked_clients=tuple(pid for pid in strangers if pid in pids),
+                )
+        return views
 
 
 def observation(

@@ -94,4 +94,9 @@ def answer(allocation: Allocation, pipe_directory: str) -> Answer:
 def key_of_device(qualified_name: str) -> str | None:
     """The allocation key in one of our qualified device names, None for other names."""
     kind, _, name = qualified_name.partition("=")
-    return name[1:] if kind == KIND and len(name) == 21 and name.startswith("s") else None
+    return name[1:] if kind == KIND and name.startswith("s") and is_key(name[1:]) else None
+
+
+def is_key(text: str) -> bool:
+    """Whether a text from outside has the form of an allocation key: it becomes part of file names."""
+    return len(text) == 20 and all(character in "0123456789abcdef" for character in text)

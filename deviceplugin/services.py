@@ -69,7 +69,7 @@ class Services:
             self._mpsd,
             self._kubelet,
             kubelet_root=config.kubelet_root,
-            pod_processes=partial(_pod_processes, config.backend == "simulated"),
+            pod_processes=partial(processes_of_pods, simulated=config.backend == "simulated"),
             housekeeping=self._housekeeping,
         )
         self._config_error = ""
@@ -208,8 +208,3 @@ def merge_reload(old: NodeConfig, new: NodeConfig) -> tuple[NodeConfig, list[str
     cdi = structs.replace(new.cdi, directory=old.cdi.directory)
     kept = {name: getattr(old, name) for name in FIXED}
     return structs.replace(new, mps=mps, cdi=cdi, **kept), ignored
-
-
-def _pod_processes(simulated: bool) -> Mapping[str, list[tuple[str, str | None]]]:
-    found = processes_of_pods(simulated=simulated)
-    return {uid: [(process.container, process.marker) for process in processes] for uid, processes in found.items()}

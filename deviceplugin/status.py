@@ -15,8 +15,9 @@ RENAME = "camel"
 
 
 class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """One allocation. `state`: attached (its container may start or runs), waiting (not yet; see reason), leaving (its
-    pod is gone). `enforcement` is what holds for the container as found, not as planned."""
+    """One allocation. `state`: attached (its container may start, or runs), waiting (it may not start now, see reason;
+    one that runs goes on), leaving (its pod is gone). `enforcement` is what holds for the container as found, not as
+    planned."""
 
     key: str
     resource: str
@@ -107,6 +108,7 @@ def allocation_status(allocation: Allocation, inspection: Inspection, report: Re
     else:
         state = "waiting"
         reason = inspection.absence or start_objection(allocation, gpus.get(allocation.gpus[0])) or report.spec_error
+        reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
     return AllocationStatus(
         key=allocation.key,
         resource=allocation.resource,

@@ -32,7 +32,8 @@ _NO_CONTAINER = "crio-conmon-"  # CRI-O's monitor of a container, in the pod's c
 
 @dataclass(frozen=True, slots=True)
 class PodProcess:
-    """A process of a pod. `container` is the name of its container's cgroup, e.g. `cri-containerd-<ID>.scope`.
+    """A process of a pod. `container` is the name of its container's cgroup, e.g. `cri-containerd-<ID>.scope`, `name`
+    the kernel's short one (`pause`).
 
     Containers without our resources, the pause container among them, have processes, too: their `marker` is None.
     """
@@ -40,6 +41,7 @@ class PodProcess:
     pid: int
     container: str
     marker: str | None
+    name: str = ""
 
 
 def start_time(pid: int, proc: str = "/proc") -> int | None:
@@ -88,15 +90,15 @@ def cgroup_paths(pid: int, proc: str = "/proc") -> tuple[str, ...]:
 
 def pod_uid_of(pid: int, proc: str = "/proc", *, simulated: bool = False) -> str | None:
     """UID of the pod a process belongs to, None for one of the host."""
-    if simulated:
-        return environ(pid, proc).get(SIMULATED_POD_UID) or None
+    if simulated and (uid := environ(pid, proc).get(SIMULATED_POD_UID)):
+        return uid
     return _pod_and_container(cgroup_paths(pid, proc))[0]
 
 
 def container_cgroup(pid: int, proc: str = "/proc", *, simulated: bool = False) -> str:
     """Path of the cgroup of the container, without what the container made below it; empty outside of containers."""
-    if simulated:
-        return environ(pid, proc).get(SIMULATED_CONTAINER, "")
+    if simulated and (container := environ(pid, proc).get(SIMULATED_CONTAINER)):
+        return container
     return _pod_and_container(cgroup_paths(pid, proc))[1]
 
 
@@ -113,15 +115,14 @@ def processes_of_pods(
         return environs[pid]
 
     for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdecimal()):
-        if simulated:
-            variables = known_environ(pid)
-            uid, container = variables.get(SIMULATED_POD_UID) or None, variables.get(SIMULATED_CONTAINER, "")
-        else:
-            uid, container = _pod_and_container(cgroup_paths(pid, proc))
+        uid, container = _pod_and_container(cgroup_paths(pid, proc))
+        if simulated and (simulated_uid := known_environ(pid).get(SIMULATED_POD_UID)):
+            uid, container = simulated_uid, known_environ(pid).get(SIMULATED_CONTAINER, "")
         if uid is None or container.rpartition("/")[2].startswith(_NO_CONTAINER):
             continue
         value = next((v for p in _ancestry(pid, proc) if (v := _sane(known_environ(p).get(name)))), None)
-        found.setdefault(uid, []).append(PodProcess(pid, container.rpartition("/")[2], value))
+        short = os.fsdecode(_read(f"{proc}/{pid}/comm")).strip()
+        found.setdefault(uid, []).append(PodProcess(pid, container.rpartition("/")[2], value, short))
     return found
 
 

@@ -42,6 +42,7 @@ LOOK_S = 5.0
 STOP_S = 40.0
 """Longer than a stop takes by the lifecycle's deadlines, so what is cut off here hangs in the kernel."""
 
+_TROUBLE = (DaemonState.BACKOFF, DaemonState.FAILED, DaemonState.KILLING)
 _EXCLUSIVE = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.UNKNOWN)
 
 Reply = queue.SimpleQueue["tuple[GpuClient, ...] | GpufracError"]
@@ -387,7 +388,8 @@ class Supervisor:
         gpu.life, effects = life.step(before, event, time.monotonic(), self._rng, self._policy)
         if gpu.life.state is not before.state:
             gpu.since_unix_s = time.time()
-            log.info(
+            said = log.warning if gpu.life.state in _TROUBLE else log.info
+            said(
                 "daemon " + gpu.life.state.value,
                 gpu=gpu.uuid,
                 was=before.state.value,
@@ -583,7 +585,7 @@ class Supervisor:
         gpu.leaving = self._busy(gpu) and not self._held
         gpu.mode_retry_s, gpu.mode_trouble = 0.0, ""
         if gpu.leaving:
-            log.info("daemon left running for its clients", gpu=gpu.uuid, clients=len(gpu.clients))
+            log.info("daemon left running: its GPU has clients or allocations", gpu=gpu.uuid, clients=len(gpu.clients))
         else:
             self._feed(gpu, life.Unwanted(busy=False))
 

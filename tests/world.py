@@ -14,6 +14,7 @@ from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation
 from mpsd.errors import NotReachableError
+from mpsd.processes import PodProcess
 from mpsd.snapshot import DaemonStatus, Desired, GpuClient
 from tests.builders import config, fixed, info, ready, resource, snapshot, status, units, uuid
 
@@ -88,7 +89,7 @@ class World:
         self.ledger = Ledger(str(directory / "ledger"))
         self.broker = Broker(CONFIG, self.ledger, monotonic=lambda: self.now_s)
         self.specs, self.mpsd, self.kubelet = FakeSpecs(), FakeMpsd(), FakeKubelet()
-        self.processes: dict[str, list[tuple[str, str | None]]] = {}
+        self.processes: dict[str, list[PodProcess]] = {}
         self.keeper = Keeper(
             self.broker,
             self.specs,

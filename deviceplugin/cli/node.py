@@ -88,7 +88,10 @@ def look(config_path: str | None, run_root: str | None) -> Node:
 @node_options
 @failures
 def status(config_path: str | None, run_root: str | None, output: str) -> None:
-    """The node in one minute: processes, GPUs, resources, and everything that needs attention."""
+    """The node in one minute: processes, GPUs, resources, and everything that needs attention.
+
+    While one process answers, what it knows is shown and the other is said to be down; exit code 3 when neither does.
+    """
     node = look(config_path, run_root)
     node.need_any()
     attention = attention_lines(node)
@@ -174,7 +177,7 @@ def _plugin_attention(plugin: PluginStatus, *, mpsd_known_down: bool) -> list[st
     for resource in plugin.resources:
         if resource.registration != "registered":
             lines.append(f"{resource.name} is not registered: {resource.registration_error or resource.registration}")
-        if resource.healthy == resource.held == 0 and resource.reason:
+        if resource.listed == 0 and resource.reason:  # closed as a whole; that GPUs are full is no trouble
             lines.append(f"{resource.name} offers nothing: {resource.reason}")
     lines += [f"GPU {gpu.index}: {gpu.reason}" for gpu in plugin.gpus if gpu.reason]
     for allocation in plugin.allocations:

@@ -90,5 +90,7 @@ def _allocation_key(answer: str | None) -> str | None:
         response = pb.ContainerAllocateResponse.FromString(base64.b64decode(answer, validate=True))
     except (binascii.Error, DecodeError, ValueError):
         return None
-    keys = (render.key_of_device(device.name) for device in response.cdi_devices)
-    return next((key for key in keys if key), None)
+    keys = [render.key_of_device(device.name) for device in response.cdi_devices]
+    # A kubelet without cdi_devices drops that field, but keeps the annotation and the env of `delivery: both`.
+    keys += [response.annotations.get(render.KIND), response.envs.get(render.MARKER)]
+    return next((key for key in keys if key and render.is_key(key)), None)

@@ -13,7 +13,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 LIST_TIMEOUT_S = 2.0
 
 Containers = dict[tuple[str, str, str], dict[str, tuple[str, ...]]]
-"""(namespace, pod, container) -> resource -> sorted device IDs."""
+"""(namespace, pod, container) -> resource -> sorted device IDs. Containers without devices are there, too."""
 
 
 class PodResourcesError(TransientError):
@@ -30,7 +30,7 @@ class PodResourcesClient:
         self._stub: rpc.PodResourcesListerStub | None = None
 
     def list(self, timeout_s: float = LIST_TIMEOUT_S) -> Containers:
-        """All containers that hold devices. Entries of one container and resource are united.
+        """All app and sidecar containers. Entries of one container and resource are united.
 
         Raises:
             PodResourcesError: with the kubelet's reason.
@@ -73,7 +73,6 @@ def parse(answer: pb.ListPodResourcesResponse) -> Containers:
             united: dict[str, set[str]] = {}
             for entry in container.devices:
                 united.setdefault(entry.resource_name, set()).update(entry.device_ids)
-            if united:
-                key = (pod.namespace, pod.name, container.name)
-                containers[key] = {name: tuple(sorted(all_ids)) for name, all_ids in united.items()}
+            key = (pod.namespace, pod.name, container.name)
+            containers[key] = {name: tuple(sorted(all_ids)) for name, all_ids in united.items()}
     return containers

@@ -353,6 +353,8 @@ class StubKubelet:
         if now_s < container.retry_at_s:
             return container.retry_at_s - now_s
         held = devices.held(pod.uid, container.spec.name)
+        # Made before each creation, for the termination message.
+        os.makedirs(os.path.join(self._pods_directory, pod.uid, "containers", container.spec.name), exist_ok=True)
         try:
             self._pre_start(devices, held)
             answers = [pb.ContainerAllocateResponse.FromString(slot.answer) for slot in held.values()]

@@ -34,6 +34,24 @@ def test_ids_of_all_numa_nodes_and_our_key_are_read() -> None:
     assert parse(file(entry())) == [Entry("uid", "c", "gpufrac.dev/a", ("GPU-1::0", "GPU-1::1"), KEY)]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pb.ContainerAllocateResponse(annotations={"gpufrac.dev/allocation": KEY}),
+        pb.ContainerAllocateResponse(envs={"GPUFRAC_ALLOCATION": KEY}),
+    ],
+)
+def test_an_old_kubelet_that_dropped_the_cdi_names_still_shows_our_key(answer: pb.ContainerAllocateResponse) -> None:
+    (got,) = parse(file(entry(AllocResp=base64.b64encode(answer.SerializeToString()).decode())))
+    assert got.allocation_key == KEY
+
+
+def test_a_key_that_could_be_a_path_is_none_of_ours() -> None:
+    answer = pb.ContainerAllocateResponse(envs={"GPUFRAC_ALLOCATION": "../../../../etc/pass"})
+    (got,) = parse(file(entry(AllocResp=base64.b64encode(answer.SerializeToString()).decode())))
+    assert got.allocation_key is None
+
+
 def test_the_old_flat_form_is_read() -> None:
     (got,) = parse(file(entry(DeviceIDs=["b", "a"])))
     assert got.device_ids == ("a", "b")

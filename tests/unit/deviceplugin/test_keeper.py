@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from deviceplugin.broker import DAEMON_GRACE_S, Broker
 from deviceplugin.ids import device_id
@@ -12,9 +13,11 @@ from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation, Refusal
 from deviceplugin.presence import ABSENT_S, Holder
+from mpsd.config.model import CdiConfig, Delivery, Enforcement, GpuDevices
 from mpsd.gpu.model import Mode
+from mpsd.processes import PodProcess
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
-from tests.builders import config, fixed, resource, uuid
+from tests.builders import config, fixed, info, resource, snapshot, status, uuid
 from tests.world import CONFIG, SHARE, World
 
 
@@ -129,7 +132,7 @@ def hold_by_process(world: World, got: Allocation) -> None:
 
 def hold_by_checkpoint(world: World, got: Allocation) -> None:
     world.write_checkpoint([world.checkpoint(got, "uid-1")])
-    (world.root / "pods" / "uid-1").mkdir()
+    (world.root / "pods" / "uid-1").mkdir(exist_ok=True)
 
 
 def hold_by_silence_of_mpsd(world: World, got: Allocation) -> None:
@@ -206,7 +209,7 @@ def test_a_container_without_a_record_is_adopted_under_its_key(world: World) -> 
         "AllocResp": base64.b64encode(answer.SerializeToString()).decode(),
     }
     world.write_checkpoint([entry])
-    (world.root / "pods" / "uid-1").mkdir()
+    (world.root / "pods" / "uid-1").mkdir(exist_ok=True)
     world.keeper.observe()
     world.tell()
     world.keeper.attach()
@@ -225,33 +228,80 @@ def test_a_container_with_two_of_our_resources_is_unenforced(world: World) -> No
     assert "gpufrac.dev/a and gpufrac.dev/b" in world.keeper.report.unenforced[first.key]
 
 
-def test_a_container_without_our_marker_is_unenforced_and_one_with_it_is_not(world: World) -> None:
-    got = world.grant()
+def running(*markers: str | None) -> list[PodProcess]:
+    """Processes of a pod: the pause container, and one container per marker."""
+    pause = PodProcess(1, "sandbox", None, "pause")
+    return [pause, *(PodProcess(10 + n, f"c{n}", marker, "python3") for n, marker in enumerate(markers))]
+
+
+def looks(world: World, seconds: float) -> set[str]:
+    """The unenforced after looking for that long."""
+    end_s = world.now_s + seconds
+    while world.now_s < end_s:
+        world.now_s += 5
+        world.keeper.observe()
+        world.keeper.check_markers()
+    return set(world.keeper.report.unenforced)
+
+
+def begun(world: World, got: Allocation) -> None:
     world.run(got)
     hold_by_checkpoint(world, got)
-    world.keeper.observe()
-    for processes, unenforced in (
-        ([("c1", None)], True),
-        ([("c1", got.key)], False),
-        ([], False),  # not started yet
-        ([("c1", None), ("c1", got.key)], False),
+    (world.root / "pods" / "uid-1" / "containers" / "c").mkdir(parents=True)
+
+
+def test_a_container_that_runs_without_our_marker_is_unenforced_after_a_while(world: World) -> None:
+    got = world.grant()
+    begun(world, got)
+    world.processes = {"uid-1": running(None)}
+    assert looks(world, 15) == set()
+    assert looks(world, 15) == {got.key}
+    world.processes = {"uid-1": running(got.key)}
+    assert looks(world, 5) == set()
+
+
+def test_nobody_is_accused_whose_container_may_not_run_yet(world: World) -> None:
+    got = world.grant()
+    begun(world, got)
+    other = ("ns", "pod", "plain")
+    for processes, containers in (
+        (running(), ()),  # the image is being pulled, or it crashed
+        (running(None), (other,)),  # one of two runs
+        (running(None, got.key), (other,)),
     ):
-        world.processes = {"uid-1": list(processes)}
-        for _ in range(2):
-            world.keeper.check_markers()
-        assert (got.key in world.keeper.report.unenforced) is unenforced, processes
+        world.processes = {"uid-1": processes}
+        world.kubelet.containers = {
+            ("ns", "pod", "c"): {got.resource: got.device_ids},
+            **{other: {} for other in containers},
+        }
+        assert looks(world, 120) == set(), processes
+
+
+def test_a_long_init_container_accuses_nobody(world: World) -> None:
+    got = world.grant()
+    world.run(got)
+    hold_by_checkpoint(world, got)  # but the kubelet has not begun to create the container
+    world.processes = {"uid-1": running(None)}
+    assert looks(world, 600) == set()
+
+
+def test_a_process_of_the_pod_on_the_gpu_without_marker_is_enough(world: World) -> None:
+    got = world.grant()
+    begun(world, got)
+    world.processes = {"uid-1": running(None, None)}
+    gpu = status(info(0), mode=got.mode, clients=(GpuClient(pid=11),))
+    world.broker.observe_snapshot(snapshot(gpu, status(info(1))))
+    assert looks(world, 5) == {got.key}
+    assert "pid 11" in world.keeper.report.unenforced[got.key]
 
 
 def test_a_finished_init_container_is_not_called_unenforced(world: World) -> None:
     init, app = world.grant("u", device_id(uuid(0), 0)), world.grant("a")
     world.run(app)
     world.write_checkpoint([world.checkpoint(init, "uid-1"), world.checkpoint(app, "uid-1")])
-    (world.root / "pods" / "uid-1").mkdir()
-    world.processes = {"uid-1": [("c", app.key)]}
-    world.keeper.observe()
-    for _ in range(3):
-        world.keeper.check_markers()
-    assert world.keeper.report.unenforced == {}
+    (world.root / "pods" / "uid-1" / "containers" / "c").mkdir(parents=True)
+    world.processes = {"uid-1": running(app.key)}
+    assert looks(world, 120) == set()
     holder = world.broker.inspect().holders[init.key]
     assert holder == Holder("ns", "pod", "c", "uid-1"), "its pod is named by the container beside it"
 
@@ -264,6 +314,23 @@ def test_gpus_of_other_plugins_are_found_by_their_device_ids() -> None:
     got = foreign_holders(containers, ["gpufrac.dev/a"], {uuid(i) for i in range(3)})
     assert set(got) == {uuid(0), uuid(2)}
     assert got[uuid(0)] == "pod ns/p holds it through nvidia.com/gpu"
+
+
+@pytest.mark.parametrize("part", [{"delivery": Delivery.BOTH}, {"gpu_devices": GpuDevices.CDI}])
+def test_a_pod_on_shares_answered_differently_now_gets_the_new_answer(world: World, part: dict[str, object]) -> None:
+    world.broker.apply_config(config(resource("a", fixed(8), enforcement=Enforcement.NONE), *CONFIG.resources[1:]))
+    old = world.grant()
+    world.run(old)
+    world.keeper.observe()
+    world.kubelet.containers.clear()
+    world.broker.apply_config(structs.replace(world.broker.config, cdi=CdiConfig(**part)))  # type: ignore[arg-type]
+    if "gpu_devices" in part:
+        world.broker.set_gpu_kind("nvidia.com/gpu", {})
+    new = world.broker.allocate(old.resource, old.device_ids, world.keeper.recheck)
+    assert isinstance(new, Allocation)
+    assert new.key != old.key
+    assert new.delivery is part.get("delivery", Delivery.CDI)
+    assert bool(new.gpu_kind) is ("gpu_devices" in part)
 
 
 def test_a_pod_on_shares_whose_size_changed_gets_the_new_size_once_the_old_pod_is_gone(world: World) -> None:

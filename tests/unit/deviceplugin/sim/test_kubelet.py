@@ -66,7 +66,7 @@ def running(kubelet: StubKubelet, spec: PodSpec) -> AdmittedPod:
 def listed(kubelet: StubKubelet) -> dict[tuple[str, str, str], dict[str, tuple[str, ...]]]:
     client = PodResourcesClient(kubelet.pod_resources_socket)
     try:
-        return client.list()
+        return {where: held for where, held in client.list().items() if held}
     finally:
         client.close()
 

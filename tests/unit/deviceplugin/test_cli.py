@@ -1,0 +1,123 @@
+"""The command line without a node: help, exit codes, and what status calls worth attention."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from deviceplugin.cli.main import COMMANDS, cli
+from deviceplugin.cli.node import Node, attention_lines, overview
+from deviceplugin.status import plugin_status
+from mpsd.gpu.model import GpuHealth
+from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
+from tests.builders import info, snapshot, status
+from tests.world import World
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    got = run(name, "--help")
+    assert got.exit_code == 0
+    assert "Usage:" in got.output
+    if name not in ("config", "sim"):
+        assert "Example:" in got.output
+
+
+@pytest.mark.parametrize("command", ["status", "gpus", "resources", "allocations", "daemons"])
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_reads_say_which_process_is_down(command: str, output: str, short_tmp: Path) -> None:
+    got = run(command, "--run-root", str(short_tmp), "-o", output)
+    assert got.exit_code == 3
+    assert f"{short_tmp}/" in got.output
+    assert "Traceback" not in got.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "-o", "yaml"),
+        ("nonsense",),
+        ("status", "extra"),
+        ("plugin",),
+        ("mpsd", "--log-format", "text"),
+        ("config", "check"),
+        ("completion", "csh"),
+        ("config", "check", "/nonexistent/config.yaml"),
+        ("plugin", "--config", "/nonexistent/config.yaml"),
+        ("mpsd", "--config", "/"),
+        ("status", "--config", "/nonexistent/config.yaml"),
+    ],
+)
+def test_usage_and_config_errors_exit_with_2(arguments: tuple[str, ...]) -> None:
+    got = subprocess.run(
+        [sys.executable, "-m", "deviceplugin.cli.main", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert got.returncode == 2, got.stderr
+    assert got.stderr
+    assert "Traceback" not in got.stderr
+
+
+def test_help_imports_neither_grpc_nor_yaml_nor_commands() -> None:
+    code = (
+        "import sys\n"
+        "from deviceplugin.cli.main import cli\n"
+        "cli(['--help'], standalone_mode=False)\n"
+        "heavy = {'grpc', 'yaml', 'watchdog', 'msgspec', 'deviceplugin.cli.node'} & sys.modules.keys()\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    got = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert got.returncode == 0, got.stderr
+
+
+@pytest.fixture
+def node(short_tmp: Path) -> Node:
+    world = World(short_tmp)
+    world.run(world.grant())
+    world.keeper.observe()
+    world.broker.publish()
+    plugin = plugin_status(
+        world.broker.inspect(),
+        world.keeper.report,
+        {},
+        pid=1,
+        started_unix_s=0,
+        config_error="",
+        config_restart_needed="",
+        gpu_devices_reason="",
+        problems=(),
+    )
+    world.ledger.close()
+    sick = status(
+        info(0),
+        health=GpuHealth.SICK,
+        reason="XID 48",
+        daemon=DaemonStatus(state=DaemonState.BACKOFF, reason="it exited"),
+        clients=(GpuClient(pid=9),),
+    )
+    return Node(snapshot(sick, status(info(1))), "", plugin, "")
+
+
+def test_status_names_all_that_needs_attention(node: Node) -> None:
+    text = "\n".join(attention_lines(node))
+    for part in ("is sick: XID 48", "MPS daemon is backoff: it exited", "pid 9", "is not registered"):
+        assert part in text
+
+
+def test_status_of_half_a_node_says_what_is_down(node: Node) -> None:
+    half = Node(None, "cannot reach `gpufrac mpsd`", node.plugin, "")
+    assert ("mpsd", "DOWN") in overview(half)
+    assert attention_lines(half)[0] == "cannot reach `gpufrac mpsd`"
+    other = Node(node.mpsd, "", None, "cannot reach `gpufrac plugin`")
+    assert ("plugin", "DOWN") in overview(other)
