@@ -473,5 +473,6 @@ def _remove_sockets(directory: str) -> None:
     """Removes sockets; files and directories stay, as with kubelets since 1.12."""
     with os.scandir(directory) as entries:
         for entry in entries:
-            if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                os.unlink(entry.path)
+            with contextlib.suppress(FileNotFoundError):  # its plugin may be removing it just now
+                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
+                    os.unlink(entry.path)
