@@ -84,11 +84,20 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     started_unix_s: float = 0.0
 
 
+class GpuClients(msgspec.Struct, frozen=True, kw_only=True):
+    """Who uses one GPU, looked up just now; `error` says why that can't be told: then `clients` means nothing."""
+
+    clients: tuple[GpuClient, ...] = ()
+    error: str = ""
+
+
 class DesiredGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plugin wants of one GPU: the mode its allocations are bound to, None when it holds none."""
+    """What the plugin wants of one GPU: the mode its allocations are bound to, None when it holds none, and the largest
+    limit among them, which the daemon's default must not be below, whatever the config says by now."""
 
     uuid: str
     mode: Mode | None = None
+    limit_bytes: int = 0
 
 
 class Desired(msgspec.Struct, frozen=True, kw_only=True):
