@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
+from cdi.errors import CdiError
 from cdi.registry import scan
 from deviceplugin import lastknown
 from deviceplugin.broker import Broker
@@ -21,6 +22,7 @@ from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.errors import ConfigError, GpufracError
 from mpsd.log import configure, get_logger
+from mpsd.processes import boot_id
 from mpsd.processlock import ProcessLock
 
 log = get_logger("plugin")
@@ -54,8 +56,8 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - for the person at the terminal, problem by problem
         return 2
-    except (GpufracError, OSError) as error:
-        text = error if isinstance(error, GpufracError) else f"cannot start the plugin: {error}"
+    except (GpufracError, CdiError, OSError) as error:
+        text = error if isinstance(error, GpufracError | CdiError) else f"cannot start the plugin: {error}"
         print(text, file=sys.stderr)  # noqa: T201
         return 1
     return 0
@@ -65,7 +67,7 @@ def serve(config: NodeConfig, config_path: str, stop: threading.Event) -> None:
     """Registers, then starts everything else, and waits for `stop`."""
     late = LateRecheck()
     known_path = os.path.join(config.state_root, "plugin", "node.json")
-    known = lastknown.load(known_path)
+    known = lastknown.load(known_path, boot_id())
     ledger = Ledger(os.path.join(config.state_root, "plugin", "allocations"))
     broker = Broker(config, ledger)
     for problem in broker.problems:

@@ -61,6 +61,8 @@ class Broker:
         self._gpus: tuple[GpuStatus, ...] = ()
         self._absence = "mpsd has not answered yet"
         self._mpsd_seen = False
+        self._complete = False
+        self._releasing: set[str] = set()
         self._trouble_since: dict[str, tuple[str, float]] = {}
         self._foreign: dict[str, str] = {}
         self._gpu_kind = ""
@@ -134,7 +136,7 @@ class Broker:
 
     def _allocate(self, resource: str, wanted: tuple[str, ...]) -> Allocation | Refusal:
         live = self._accounts.newest(resource, wanted)
-        if live is not None and not self._accounts.is_vacated(live.key):
+        if live is not None and not self._accounts.is_vacated(live.key) and live.key not in self._releasing:
             self._presence.renew(live.key)
             return live  # another container of the same pod, or the kubelet asks again
         view = self._view.resources.get(resource)
@@ -193,7 +195,8 @@ class Broker:
                 self._mpsd_seen = True
                 self._absence = "" if snapshot.gpus else f"mpsd sees no GPU: {snapshot.reason or 'none is there'}"
                 if snapshot.gpus:
-                    self._gpus = _with_lost(snapshot.gpus, self._gpus)
+                    self._gpus = _with_gone(snapshot, self._gpus)
+                    self._complete = self._complete or not snapshot.reason
             self._rebuild()
             self._mark_dirty()
 
@@ -220,15 +223,21 @@ class Broker:
             self._rebuild()
             self._mark_dirty()
 
-    def observe_kubelet(self, seen: Observation, foreign: Mapping[str, str], judged: set[str]) -> None:
+    def judgeable(self) -> dict[str, int]:
+        """What an observation that begins now may judge; to be handed to `observe_kubelet` with it."""
+        with self._lock:
+            return {allocation.key: self._presence.renewals(allocation.key) for allocation in self._accounts}
+
+    def observe_kubelet(self, seen: Observation, foreign: Mapping[str, str], judged: Mapping[str, int]) -> None:
         """Takes in what the kubelet holds.
 
         Args:
             foreign: GPU -> why it belongs to another plugin now.
-            judged: allocations that were live before the kubelet was asked; a younger one would seem absent.
+            judged: from `judgeable`, before the kubelet was asked. What was granted or given out again since would
+                seem absent, or held by its last owner.
         """
         with self._lock:
-            known = [allocation for allocation in self._accounts if allocation.key in judged]
+            known = [a for a in self._accounts if judged.get(a.key) == self._presence.renewals(a.key)]
             self._presence.observe(known, seen, self._monotonic())
             vacated_changed = self._accounts.set_vacated(self._presence.vacated())
             foreign_changed = dict(foreign) != self._foreign
@@ -289,12 +298,22 @@ class Broker:
         with self._lock:
             return set(self._presence.checkpoint_only())
 
+    def begin_release(self, key: str, *, pressed: bool = False) -> bool:
+        """Whether an allocation may still go, after the slow look at its processes. From now on it is not given out
+        again: who asks for its shares gets a new one."""
+        with self._lock:
+            if key not in self._presence.releasable(self._monotonic(), pressed=pressed) or key not in self._accounts:
+                return False
+            self._releasing.add(key)
+            return True
+
     def release(self, key: str) -> None:
         """Forgets an allocation whose CDI file is gone. Raises LedgerError; then it stays."""
         with self._lock:
             if key in self._accounts:
                 self._ledger.remove(key)
                 self._accounts.remove(key)
+                self._releasing.discard(key)
                 self._mark_dirty()
 
     def permitted(self) -> dict[str, tuple[Allocation, str]]:
@@ -315,11 +334,15 @@ class Broker:
             return allowed
 
     def desired(self) -> Desired:
-        """The whole desired state for mpsd: the mode each GPU is bound to."""
+        """The whole desired state for mpsd, of all GPUs known or allocated: a plugin that has not heard of a GPU yet
+        must not have it unbound under its containers."""
         with self._lock:
-            return Desired(
-                gpus=tuple(DesiredGpu(uuid=uuid, mode=self._accounts.mode(uuid)) for uuid in self._view.gpus)
-            )
+            uuids = dict.fromkeys((*self._view.gpus, *(uuid for a in self._accounts for uuid in a.gpus)))
+            return Desired(gpus=tuple(self._desired_gpu(uuid) for uuid in uuids))
+
+    def _desired_gpu(self, uuid: str) -> DesiredGpu:
+        limit_bytes = max((a.limit_bytes for a in self._accounts.on_gpu(uuid).values()), default=0)
+        return DesiredGpu(uuid=uuid, mode=self._accounts.mode(uuid), limit_bytes=limit_bytes)
 
     def publish(self) -> float | None:
         """Recomputes every list and wakes streams where one changed. Seconds until a list changes by time alone."""
@@ -399,6 +422,19 @@ class Broker:
                 self._presence.holder(a.key) is None and not self._accounts.is_vacated(a.key) for a in self._accounts
             )
 
+    def predecessors(self, allocation: Allocation) -> set[str]:
+        """Older allocations of the same shares whose pod is gone, but which are not released yet."""
+        with self._lock:
+            mine = set(allocation.device_ids)
+            return {
+                other.key
+                for other in self._accounts.on_gpu(allocation.gpus[0]).values()
+                if other.generation < allocation.generation
+                and other.resource == allocation.resource
+                and mine & set(other.device_ids)
+                and self._accounts.is_vacated(other.key)
+            }
+
     def resource_names(self) -> list[str]:
         """Resources that need a server: those in the config, then those with live allocations only."""
         with self._lock:
@@ -419,9 +455,10 @@ class Broker:
         for status in self._gpus:
             uuid = status.info.uuid
             trouble = self._graced(uuid, self._absence or daemon_trouble(status), now_s)
-            gpu = gpu_view(status, self._config, blocked=self._blocked(status), daemon_waiting=trouble)
-            views.append(structs.replace(gpu, waiting=gpu.waiting or trouble) if self._absence else gpu)
-        view = node_view(self._config, views, self._view)
+            waiting = self._kind_trouble.get(uuid, "") or (trouble if self._absence else "")
+            blocked = self._blocked(status)
+            views.append(gpu_view(status, self._config, blocked=blocked, waiting=waiting, daemon_waiting=trouble))
+        view = structs.replace(node_view(self._config, views, self._view), complete=self._complete)
         resources = dict(view.resources)
         for name in sorted(self._accounts.resources() - resources.keys()):
             resources[name] = self._dropped(name)
@@ -437,7 +474,7 @@ class Broker:
 
     def _blocked(self, status: GpuStatus) -> str:
         uuid = status.info.uuid
-        if reason := self._foreign.get(uuid) or self._kind_trouble.get(uuid):
+        if reason := self._foreign.get(uuid):
             return reason
         foreign = status.foreign_processes
         if foreign and self._accounts.mode(uuid) is None:
@@ -528,15 +565,20 @@ def start_objection(allocation: Allocation, gpu: GpuStatus | None) -> str:
     return ""
 
 
-def _with_lost(now: tuple[GpuStatus, ...], before: tuple[GpuStatus, ...]) -> tuple[GpuStatus, ...]:
-    """GPUs as reported, and those that vanished from the report as lost: their shares must not vanish with them."""
-    reported = {status.info.uuid for status in now}
+def _with_gone(snapshot: Snapshot, before: tuple[GpuStatus, ...]) -> tuple[GpuStatus, ...]:
+    """GPUs as reported, and those that vanished from the report: their shares must not vanish with them.
+
+    They are lost, unless mpsd says that it does not see everything: a GPU it has not read yet looks the same.
+    """
+    reported = {status.info.uuid for status in snapshot.gpus}
+    health = GpuHealth.UNRESPONSIVE if snapshot.reason else GpuHealth.LOST
+    reason = snapshot.reason or "the GPU is no longer reported"
     gone = [
-        structs.replace(status, health=GpuHealth.LOST, reason="the GPU is no longer reported", daemon=None)
+        structs.replace(status, health=health, reason=reason, daemon=None)
         for status in before
         if status.info.uuid not in reported
     ]
-    return tuple(sorted((*now, *gone), key=lambda status: status.info.index))
+    return tuple(sorted((*snapshot.gpus, *gone), key=lambda status: status.info.index))
 
 
 def missing_records(

@@ -4,8 +4,9 @@ Decided before registering and kept once found: the kubelet replays an answer fo
 the specs in /var/run/cdi come back late.
 """
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -13,6 +14,7 @@ from cdi.registry import GPU_KINDS, Registry, find_gpu_kind
 from deviceplugin.broker import Broker
 from mpsd.config.model import GpuDevices
 from mpsd.log import get_logger
+from mpsd.snapshot import GpuStatus
 
 log = get_logger("plugin")
 
@@ -61,12 +63,17 @@ class DeviceChooser:
         self._broker, self._scan = broker, scan
         self.choice = Choice(kind)
         self._next_s = 0.0
+        self._lock = threading.Lock()
 
-    def choose(self) -> None:
-        """Looks at the CDI directories now."""
+    def choose(self, gpus: Iterable[GpuStatus] | None = None) -> None:
+        """Looks at the CDI directories now, for these GPUs or those the broker knows. One look at a time."""
+        with self._lock:
+            self._choose(self._broker.gpus() if gpus is None else gpus)
+
+    def _choose(self, gpus: Iterable[GpuStatus]) -> None:
         config = self._broker.config
         self._next_s = time.monotonic() + RESCAN_S
-        uuids = [gpu.info.uuid for gpu in self._broker.gpus() if not gpu.not_shared]
+        uuids = [gpu.info.uuid for gpu in gpus if not gpu.not_shared]
         registry = self._scan((STATIC_DIRECTORY, config.cdi.directory))
         choice = choose(config.cdi.gpu_devices, registry, uuids, self.choice.kind)
         if choice.trouble and choice != self.choice:

@@ -19,13 +19,14 @@ from deviceplugin import ids, render
 from deviceplugin.broker import Broker, missing_records
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
+from deviceplugin.kubelet.watch import Identity, socket_identity
 from deviceplugin.markers import Markers, PodView
-from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
 from deviceplugin.presence import Holder, Observation, Shares
 from mpsd.errors import GpufracError
 from mpsd.log import get_logger
 from mpsd.processes import PodProcess
-from mpsd.snapshot import Desired, GpuClient
+from mpsd.snapshot import Desired, GpuClients
 
 log = get_logger("plugin")
 
@@ -44,6 +45,7 @@ PRESSED_CLIENTS_S = 2.0
 """How long mpsd may take to look up GPU processes; the shorter one while an Allocate waits for it."""
 MARKERS_S = 4.0
 """How often processes are looked at, at most, while a container's marker was not seen yet."""
+UNKNOWN_CLIENTS = GpuClients(error="mpsd does not know the GPU")
 PAUSE = "pause"
 """The process that holds a pod's namespaces."""
 
@@ -60,7 +62,7 @@ class Mpsd(Protocol):
     """The two calls the keeper makes to mpsd; they raise GpufracError."""
 
     def apply(self, desired: Desired) -> None: ...
-    def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, tuple[GpuClient, ...]]: ...
+    def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, GpuClients]: ...
 
 
 class Kubelet(Protocol):
@@ -77,6 +79,7 @@ class Report:
     published: frozenset[str] = frozenset()
     unenforced: Mapping[str, str] = field(default_factory=dict)
     release_blocked: Mapping[str, str] = field(default_factory=dict)
+    held_back: Mapping[str, str] = field(default_factory=dict)
 
 
 class Keeper:
@@ -120,6 +123,8 @@ class Keeper:
         self._marked_s = float("-inf")
         self._foreign: dict[str, str] = {}
         self._resent: set[str] = set()
+        self._kubelet_identity: Identity | None = None
+        self._adoption_refused: dict[Shares, str] = {}
         self._threads = [
             threading.Thread(target=self._attach_loop, name="attacher", daemon=True),
             threading.Thread(target=self._observe_loop, name="observer", daemon=True),
@@ -156,9 +161,8 @@ class Keeper:
             if self._stop.is_set():
                 return
             try:
-                self.attach()
-                wait_s = min(VERIFY_S, self._broker.publish() or VERIFY_S)
-                if self._push_needed or self.report.spec_error:
+                wait_s = min(VERIFY_S, self.attach() or VERIFY_S)
+                if self._push_needed or self.report.spec_error or self.report.held_back:
                     wait_s = min(wait_s, 1.0)
                 if granted:
                     self._look.set()
@@ -166,22 +170,59 @@ class Keeper:
                 log.exception("the attacher failed and goes on")
                 wait_s = 1.0
 
-    def attach(self) -> None:
-        """One round: CDI files as permitted, desired state pushed."""
-        self._push()
-        if not self._broker.mpsd_seen and self._monotonic() - self._started_s < UNKNOWN_S:
-            return
+    def attach(self) -> float | None:
+        """One round: files withdrawn first, lists published, desired state pushed, and only then files written: mpsd
+        may take long to answer. Seconds until a list changes by time alone."""
+        settled = self._broker.mpsd_seen or self._monotonic() - self._started_s >= UNKNOWN_S
+        problems = self._withdraw_unpermitted() if settled else []
+        deadline_s = self._broker.publish()
+        verify = (
+            not self._verified_s or self._monotonic() - self._verified_s >= VERIFY_S or bool(self.report.spec_error)
+        )
+        self._push(again=verify)
+        if settled:
+            problems += self._write_permitted(verify)
+            self._note_spec_error("; ".join([problem for problem in problems if problem][:3]))
+        return deadline_s
+
+    def _withdraw_unpermitted(self) -> list[str]:
         with self._spec_lock:
             permitted = self._broker.permitted()
-            now_s = self._monotonic()
-            if not self._verified_s or now_s - self._verified_s >= VERIFY_S or self.report.spec_error:
-                problems = self._verify(permitted)
-                self._verified_s = now_s
-            else:
-                problems = [self._withdraw(key) for key in sorted(self._published - permitted.keys())]
-                problems += [self._write(*permitted[key]) for key in permitted.keys() - self._published]
-            self._note_spec_error("; ".join([problem for problem in problems if problem][:3]))
+            problems = [self._withdraw(key) for key in sorted(self._published - permitted.keys())]
             self.report.published = frozenset(self._published)
+        return problems
+
+    def _write_permitted(self, verify: bool) -> list[str]:
+        held_back = self._held_back()
+        with self._spec_lock:
+            permitted = {key: grant for key, grant in self._broker.permitted().items() if key not in held_back}
+            if verify:
+                problems = self._verify(permitted)
+                self._verified_s = self._monotonic()
+            else:
+                problems = [self._write(*permitted[key]) for key in permitted.keys() - self._published]
+            self.report.published = frozenset(self._published)
+            self.report.held_back = held_back
+        return problems
+
+    def _held_back(self) -> dict[str, str]:
+        """New allocations of shares on which a process of their last owner still lives (a pod deleted by force)."""
+        held_back: dict[str, str] = {}
+        for key, (allocation, _) in self._broker.permitted().items():
+            older = self._broker.predecessors(allocation) if key not in self._published else set()
+            if not older:
+                continue
+            uuid = allocation.gpus[0]
+            try:
+                found = self._mpsd.clients([uuid], PRESSED_CLIENTS_S).get(uuid, UNKNOWN_CLIENTS)
+            except GpufracError as error:
+                found = GpuClients(error=str(error))
+            alive = [client.pid for client in found.clients if client.allocation_key in older]
+            if found.error:
+                held_back[key] = f"whether its last owner is gone can't be told: {found.error}"
+            elif alive:
+                held_back[key] = f"pid {', '.join(map(str, alive[:5]))} of the share's last owner still uses the GPU"
+        return held_back
 
     def _verify(self, permitted: Mapping[str, tuple[Allocation, str]]) -> list[str]:
         """Makes the directory exactly what is permitted, whatever was in it."""
@@ -214,25 +255,26 @@ class Keeper:
                 log.error("CDI files do not match what is permitted", error=text)
             self.report.spec_error = text
 
-    def _push(self) -> None:
+    def _push(self, *, again: bool) -> None:
         desired = self._broker.desired()
-        if desired == self._pushed and not self._push_needed:
+        if desired == self._pushed and not self._push_needed and not again:
             return
-        self._push_needed = True
+        self._push_needed = False  # before the call: a new mpsd may come up during it
         try:
             self._mpsd.apply(desired)
         except GpufracError as error:
+            self._push_needed = True
             log.debug("the desired state waits for mpsd", error=str(error))
             return
-        self._pushed, self._push_needed = desired, False
+        self._pushed = desired
 
     # --- observer ------------------------------------------------------------------------------------------------
 
     def _observe_loop(self) -> None:
         while not self._stop.is_set():
             try:
-                self.observe()
-                self.collect()
+                if self.observe():
+                    self.collect()
                 self.check_markers()
                 self._housekeeping()
             except Exception:
@@ -257,12 +299,15 @@ class Keeper:
     def observe(self) -> bool:
         """Looks at the kubelet once. False when it does not answer: then nothing is concluded."""
         with self._observe_lock:
-            before = {allocation.key for allocation in self._broker.allocations()}
+            self._notice_kubelet()
+            judged = self._broker.judgeable()
             try:
                 containers = self._kubelet.list()
             except PodResourcesError as error:
                 self._note_kubelet(str(error))
                 return False
+            if self._notice_kubelet():
+                return False  # whose answer it was can't be told
             self._note_kubelet("")
             entries, self.report.checkpoint_error = self._read_checkpoint()
             seen = observation(containers, entries, self._pod_exists)
@@ -270,10 +315,22 @@ class Keeper:
                 containers, self._broker.resource_names(), {g.info.uuid for g in self._broker.gpus()}
             )
             self._note_foreign(foreign)
-            self._broker.observe_kubelet(seen, foreign, before)
-            self._adopt(seen, entries)
+            self._broker.observe_kubelet(seen, foreign, judged)
+            self._adopt(seen)
             self._containers = containers
             return True
+
+    def _notice_kubelet(self) -> bool:
+        """Whether another kubelet runs than at the last look; the broker is told. Looked at with every observation,
+        not only when somebody hints: a young kubelet shows half of its pods."""
+        now = socket_identity(os.path.join(self._plugins_directory, "kubelet.sock"))
+        if now is None or now == self._kubelet_identity:
+            return False
+        if self._kubelet_identity is not None:
+            log.info("the kubelet restarted")
+        self._kubelet_identity = now
+        self._broker.kubelet_restarted(age_s=max(0.0, time.time() - now[2] / 1e9))
+        return True
 
     def _read_checkpoint(self) -> tuple[list[checkpoint.Entry] | None, str]:
         try:
@@ -296,48 +353,63 @@ class Keeper:
             log.info("a GPU is no longer held by another plugin", gpu=gpu)
         self._foreign = foreign
 
-    def _adopt(self, seen: Observation, entries: list[checkpoint.Entry] | None) -> None:
-        missing = missing_records(seen.listed, self._broker.allocations(), self._broker.resource_names())
-        keys = {(e.resource, e.device_ids): e.allocation_key for e in entries or ()}
-        for resource, device_ids in missing:
-            outcome = self._broker.adopt(resource, device_ids, keys.get((resource, device_ids)))
-            holder = seen.listed[resource, device_ids]
-            facts = {"resource": resource, "pod": f"{holder.namespace}/{holder.pod}", "container": holder.container}
+    def _adopt(self, seen: Observation) -> None:
+        """Takes in containers without a record, plain init containers among them, under the keys of their answers."""
+        held = {**(seen.checkpointed or {}), **seen.listed}
+        missing = missing_records(held, self._broker.allocations(), self._broker.resource_names())
+        refused: dict[Shares, str] = {}
+        for shares in missing:
+            holder = held[shares]
+            answered = (seen.checkpointed or {}).get(shares, holder)
+            facts = {"resource": shares[0], "pod": f"{holder.namespace}/{holder.pod}", "container": holder.container}
+            try:
+                outcome = self._broker.adopt(*shares, answered.key)
+            except GpufracError as error:
+                outcome = Refusal(RefusalCode.INVALID, str(error))
             if isinstance(outcome, Refusal):
-                log.error("cannot adopt a container that holds our shares", reason=outcome.text, **facts)
+                refused[shares] = outcome.text
+                if self._adoption_refused.get(shares) != outcome.text:
+                    log.error("cannot adopt a container that holds our shares", reason=outcome.text, **facts)
             else:
                 log.warning("adopted a container that held our shares without a record", key=outcome.key, **facts)
+        self._adoption_refused = refused
 
     def collect(self, *, pressed: bool = False) -> None:
         """Releases allocations that no kubelet entry and no process holds: CDI file first, record last."""
         going = self._broker.releasable(pressed=pressed)
-        if not going:
-            self.report.release_blocked = {}
-            self._resend_for_stale()
-            return
-        gpus = sorted({gpu for allocation in going for gpu in allocation.gpus})
         blocked: dict[str, str] = {}
-        try:
-            clients = self._mpsd.clients(gpus, PRESSED_CLIENTS_S if pressed else CLIENTS_S)
-        except GpufracError as error:
-            self.report.release_blocked = {a.key: f"mpsd can't say whether its processes live: {error}" for a in going}
-            return
-        for allocation in going:
-            alive = [
-                c.pid for gpu in allocation.gpus for c in clients.get(gpu, ()) if c.allocation_key == allocation.key
-            ]
-            if alive:
-                blocked[allocation.key] = f"its pod is gone but pid {', '.join(map(str, alive[:5]))} still uses the GPU"
-                continue
-            with self._spec_lock:
-                problem = self._withdraw(allocation.key)
-            if problem:
-                blocked[allocation.key] = problem
-                continue
-            self._broker.release(allocation.key)
-            log.info("released", key=allocation.key, resource=allocation.resource, gpu=allocation.gpus[0])
+        if going:
+            uuids = sorted({gpu for allocation in going for gpu in allocation.gpus})
+            try:
+                clients = self._mpsd.clients(uuids, PRESSED_CLIENTS_S if pressed else CLIENTS_S)
+            except GpufracError as error:
+                clients = dict.fromkeys(uuids, GpuClients(error=str(error)))
+            for allocation in going:
+                if reason := self._release(allocation, clients, pressed=pressed):
+                    blocked[allocation.key] = reason
         self.report.release_blocked = blocked
         self._resend_for_stale()
+
+    def _release(self, allocation: Allocation, clients: Mapping[str, GpuClients], *, pressed: bool) -> str:
+        """Releases one allocation; why it stays, or nothing."""
+        found = [clients.get(gpu, UNKNOWN_CLIENTS) for gpu in allocation.gpus]
+        if errors := [gpu.error for gpu in found if gpu.error]:
+            return f"mpsd can't say whether its processes live: {errors[0]}"
+        alive = [client.pid for gpu in found for client in gpu.clients if client.allocation_key == allocation.key]
+        if alive:
+            return f"its pod is gone but pid {', '.join(map(str, alive[:5]))} still uses the GPU"
+        if not self._broker.begin_release(allocation.key, pressed=pressed):
+            return ""  # given out again meanwhile
+        with self._spec_lock:
+            problem = self._withdraw(allocation.key)
+        if problem:
+            return problem
+        try:
+            self._broker.release(allocation.key)
+        except GpufracError as error:
+            return str(error)
+        log.info("released", key=allocation.key, resource=allocation.resource, gpu=allocation.gpus[0])
+        return ""
 
     def _resend_for_stale(self) -> None:
         """Has the kubelet rewrite its checkpoint once for entries that only the checkpoint keeps alive."""
@@ -422,7 +494,9 @@ def observation(
         if shown is not None and shown.container == entry.container:
             names[entry.pod_uid] = (shown.namespace, shown.pod)
     held = {
-        (entry.resource, entry.device_ids): Holder(*names.get(entry.pod_uid, ("", "")), entry.container, entry.pod_uid)
+        (entry.resource, entry.device_ids): Holder(
+            *names.get(entry.pod_uid, ("", "")), entry.container, entry.pod_uid, entry.allocation_key
+        )
         for entry in live
     }
     return Observation(listed, held)

@@ -3,8 +3,10 @@
 import os
 
 import msgspec
+from msgspec import structs
 
 from cdi.atomic import replace_file
+from mpsd.gpu.model import GpuHealth
 from mpsd.log import get_logger
 from mpsd.snapshot import GpuStatus
 
@@ -12,22 +14,38 @@ log = get_logger("plugin")
 
 
 class LastKnown(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs as last reported, and the CDI kind that carried their device nodes (empty: none was found)."""
+    """GPUs as last reported, the CDI kind that carried their device nodes (empty: none was found), and the boot."""
 
     gpus: tuple[GpuStatus, ...] = ()
     gpu_kind: str = ""
+    boot_id: str = ""
 
 
-def load(path: str) -> LastKnown:
-    """The stored value; nothing known where the file is missing or unreadable."""
+def load(path: str, boot_id: str) -> LastKnown:
+    """The stored value, with this boot; nothing known where the file is missing or unreadable.
+
+    What was wrong with a GPU before a reboot says nothing now: it may have mended it, and a held share that starts as
+    Unhealthy kills its pod at re-admission.
+    """
     try:
         with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(), type=LastKnown)
+            known = msgspec.json.decode(file.read(), type=LastKnown)
     except FileNotFoundError:
-        return LastKnown()
+        known = LastKnown()
     except (OSError, msgspec.MsgspecError) as error:
         log.warning("cannot use what an earlier run knew", path=path, error=str(error))
-        return LastKnown()
+        known = LastKnown()
+    if known.boot_id == boot_id:
+        return known
+    return structs.replace(known, boot_id=boot_id, gpus=tuple(_not_seen_yet(gpu) for gpu in known.gpus))
+
+
+def _not_seen_yet(gpu: GpuStatus) -> GpuStatus:
+    if gpu.health is GpuHealth.OK:
+        return gpu
+    return structs.replace(
+        gpu, health=GpuHealth.UNRESPONSIVE, reason=f"not seen since the reboot; before: {gpu.reason}"
+    )
 
 
 def store(path: str, value: LastKnown) -> None:
@@ -42,8 +60,6 @@ def store(path: str, value: LastKnown) -> None:
 def without_moments(gpus: tuple[GpuStatus, ...]) -> tuple[GpuStatus, ...]:
     """GPUs less what changes from moment to moment: what is worth a durable write (pure)."""
     return tuple(
-        msgspec.structs.replace(
-            gpu, clients=(), daemon=None, mode=None, reason="" if gpu.health == "ok" else gpu.reason
-        )
+        structs.replace(gpu, clients=(), daemon=None, mode=None, reason="" if gpu.health == "ok" else gpu.reason)
         for gpu in gpus
     )

@@ -47,8 +47,8 @@ class Ledger:
                     os.replace(path, aside)
                 problems.append(f"cannot read the allocation record {path}: {error}; it is kept as {aside}")
                 continue
-            if allocation.key + SUFFIX != name:
-                problems.append(f"cannot use the allocation record {path}: it holds key {allocation.key}")
+            if allocation.key + SUFFIX != name or not allocation.gpus or not allocation.device_ids:
+                problems.append(f"cannot use the allocation record {path}: it is not what we would have written")
                 continue
             allocations.append(allocation)
         return sorted(allocations, key=lambda allocation: allocation.generation), problems

@@ -22,20 +22,20 @@ Shares = tuple[str, tuple[str, ...]]
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A container that holds shares. `pod_uid` is known from the checkpoint only."""
+    """A container that holds shares. `pod_uid` and `key` (of its cached answer) come from the checkpoint only."""
 
     namespace: str = ""
     pod: str = ""
     container: str = ""
     pod_uid: str = ""
+    key: str | None = None
 
 
 class Observation(msgspec.Struct, frozen=True):
     """What a kubelet shows at one moment.
 
     `listed`: PodResources, one entry per container and resource. `checkpointed`: entries of the checkpoint whose pod
-    directory exists, or None where the checkpoint can't be read: then nothing absent is believed gone while another
-    container's shares overlap it.
+    directory exists, or None where the checkpoint can't be read: unknown is not absent, so nothing is believed gone.
     """
 
     listed: dict[Shares, Holder]
@@ -56,6 +56,8 @@ class Presence:
         self._holders: dict[str, Holder] = {}
         self._checkpoint_only: set[str] = set()
         self._restart_s = float("-inf")
+        self._observed_s = float("-inf")
+        self._renewals: dict[str, int] = {}
 
     def kubelet_restarted(self, allocations: Iterable[Allocation], at_s: float) -> None:
         """A new kubelet runs since `at_s`: what its predecessor showed counts no longer."""
@@ -68,6 +70,11 @@ class Presence:
         """The allocation was given out again just now: its new holder may not be shown yet."""
         self._absent_since_s.pop(key, None)
         self._seen.discard(key)
+        self._renewals[key] = self._renewals.get(key, 0) + 1
+
+    def renewals(self, key: str) -> int:
+        """How often it was given out again. An observation begun before the last time says nothing about it."""
+        return self._renewals.get(key, 0)
 
     def observe(self, allocations: Iterable[Allocation], seen: Observation, now_s: float) -> None:
         """Takes in one observation."""
@@ -80,8 +87,10 @@ class Presence:
         live = {allocation.key for allocation in everything}
         for gone in self._absent_since_s.keys() - live:
             del self._absent_since_s[gone]
+        self._renewals = {key: count for key, count in self._renewals.items() if key in live}
         self._seen &= live
         self._older &= live
+        self._observed_s = now_s
         self._holders = {}
         self._checkpoint_only = set()
         for allocation in everything:
@@ -95,7 +104,7 @@ class Presence:
                 if shares not in seen.listed:
                     self._checkpoint_only.add(allocation.key)
                 self._absent_since_s.pop(allocation.key, None)
-            elif holder is None and seen.checkpointed is None and _overlaps(shares, seen):
+            elif seen.checkpointed is None:
                 self._absent_since_s.pop(allocation.key, None)
             else:
                 self._absent_since_s.setdefault(allocation.key, now_s)
@@ -118,6 +127,8 @@ class Presence:
         Args:
             pressed: a request is about to be refused: what was seen and is gone need not wait out the grace.
         """
+        # A kubelet that has been silent since shows nothing: its last word counts, not the clock.
+        now_s = min(now_s, self._observed_s)
         gone = {key for key, since_s in self._absent_since_s.items() if now_s - since_s >= ABSENT_S}
         if now_s - self._restart_s < ABSENT_AFTER_RESTART_S:
             gone -= self._older
@@ -129,10 +140,4 @@ def _holder(shares: Shares, seen: Observation) -> Holder | None:
     checkpointed = seen.checkpointed.get(shares) if seen.checkpointed is not None else None
     if listed is None or checkpointed is None:
         return listed or checkpointed
-    return Holder(listed.namespace, listed.pod, listed.container, checkpointed.pod_uid)
-
-
-def _overlaps(shares: Shares, seen: Observation) -> bool:
-    resource, device_ids = shares
-    mine = set(device_ids)
-    return any(other == resource and mine & set(theirs) for other, theirs in seen.listed)
+    return Holder(listed.namespace, listed.pod, listed.container, checkpointed.pod_uid, checkpointed.key)

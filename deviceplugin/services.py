@@ -16,7 +16,7 @@ from deviceplugin.gpudevices import DeviceChooser
 from deviceplugin.keeper import Keeper
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.kubelet.sessions import Sessions
-from deviceplugin.kubelet.watch import DirectoryWatch, socket_identity
+from deviceplugin.kubelet.watch import DirectoryWatch, Identity, socket_identity
 from deviceplugin.metrics import MetricsServer
 from deviceplugin.status import PluginStatus, plugin_status
 from mpsd.config.model import NodeConfig
@@ -58,7 +58,7 @@ class Services:
         self._known_path, self._known = known_path, known
         self._started_unix_s = time.time()
         self._kubelet_path = os.path.join(config.kubelet_root, "device-plugins", "kubelet.sock")
-        self._kubelet_socket = socket_identity(self._kubelet_path)
+        self._kubelet_socket: Identity | None = None
         self._kubelet = PodResourcesClient(os.path.join(config.kubelet_root, "pod-resources", "kubelet.sock"))
         self._specs = SpecDirectory(config.cdi.directory, render.VENDOR, render.CLASS)
         self._specs.collect_temp_files()
@@ -88,9 +88,6 @@ class Services:
 
     def start(self) -> None:
         """Starts all parts. What fails is raised; `close` ends what has started."""
-        if self._kubelet_socket is not None:
-            # A kubelet that is younger than a minute may have come up with us (a reboot).
-            self._broker.kubelet_restarted(age_s=max(0.0, time.time() - self._kubelet_socket[2] / 1e9))
         self._watcher.start()
         for part in self._parts:
             self._running.append(part)
@@ -136,9 +133,6 @@ class Services:
     def _kubelet_hint(self) -> None:
         now = socket_identity(self._kubelet_path)
         if now is not None and now != self._kubelet_socket:
-            if self._kubelet_socket is not None:
-                log.info("the kubelet restarted")
-                self._broker.kubelet_restarted()
             self._kubelet_socket = now
             self._keeper.look()
         self._sessions.hint()
@@ -146,36 +140,40 @@ class Services:
     def _watch_mpsd(self) -> None:
         instance, generation, answering = "", -1, True
         while not self._stop.is_set():
+            begun_s = time.monotonic()
             try:
                 snapshot = self._mpsd.watch(instance, max(0, generation), WATCH_TIMEOUT_S)
-            except GpufracError as error:
+                if (snapshot.instance, snapshot.generation) == (instance, generation):
+                    if time.monotonic() - begun_s < RECONNECT_S:  # an mpsd that is stopping answers at once
+                        self._stop.wait(RECONNECT_S)
+                    continue
+                returned = snapshot.instance != instance
+                instance, generation = snapshot.instance, snapshot.generation
+                if not answering:
+                    log.info("mpsd answers")
+                answering = True
+                if {gpu.info.uuid for gpu in snapshot.gpus} - {gpu.info.uuid for gpu in self._broker.gpus()}:
+                    self._devices.choose(snapshot.gpus)  # before a share of a new GPU can be granted
+                self._broker.observe_snapshot(snapshot)
+                if returned:
+                    self._keeper.mpsd_returned()
+                self._remember(snapshot)
+            except Exception as error:
                 if answering:
                     log.warning("mpsd does not answer; no container starts until it does", error=str(error))
+                    if not isinstance(error, GpufracError):
+                        log.exception("the watch of mpsd failed and goes on")
                     answering = False
-                    self._broker.observe_snapshot(None)
+                self._broker.observe_snapshot(None)
                 instance, generation = "", -1
                 self._stop.wait(RECONNECT_S)
-                continue
-            if not answering:
-                log.info("mpsd answers")
-            answering = True
-            if (snapshot.instance, snapshot.generation) == (instance, generation):
-                continue
-            returned = snapshot.instance != instance
-            instance, generation = snapshot.instance, snapshot.generation
-            self._broker.observe_snapshot(snapshot)
-            if returned:
-                self._keeper.mpsd_returned()
-            self._remember(snapshot)
 
     def _remember(self, snapshot: Snapshot) -> None:
-        """Keeps what the next start needs, and looks for the device nodes of new GPUs."""
+        """Keeps what the next start needs."""
         if not snapshot.gpus:
             return
         gpus = lastknown.without_moments(snapshot.gpus)
-        if [gpu.info.uuid for gpu in gpus] != [gpu.info.uuid for gpu in self._known.gpus]:
-            self._devices.choose()
-        known = lastknown.LastKnown(gpus=gpus, gpu_kind=self._devices.choice.kind)
+        known = lastknown.LastKnown(gpus=gpus, gpu_kind=self._devices.choice.kind, boot_id=self._known.boot_id)
         if known != self._known:
             self._known = known
             lastknown.store(self._known_path, known)

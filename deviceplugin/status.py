@@ -107,7 +107,8 @@ def allocation_status(allocation: Allocation, inspection: Inspection, report: Re
         state, reason = "attached", unenforced
     else:
         state = "waiting"
-        reason = inspection.absence or start_objection(allocation, gpus.get(allocation.gpus[0])) or report.spec_error
+        reason = report.held_back.get(allocation.key, "") or inspection.absence
+        reason = reason or start_objection(allocation, gpus.get(allocation.gpus[0])) or report.spec_error
         reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
     return AllocationStatus(
         key=allocation.key,

@@ -23,7 +23,7 @@ from mpsd.localapi.server import LocalServer, Method
 from mpsd.localapi.wire import MAX_BLOCK_S
 from mpsd.log import configure, get_logger
 from mpsd.processlock import ProcessLock
-from mpsd.snapshot import Desired, GpuClient, Snapshot
+from mpsd.snapshot import Desired, GpuClients, Snapshot
 from mpsd.state import StateFile
 from mpsd.supervisor import Supervisor
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 LOCK_WAIT_S = 10.0
 """For an instance that is on its way out, as in a rolling upgrade."""
 CLIENTS_S = 4.5
-"""Below the local client's timeout, so that the caller gets the reason and not its own timeout."""
+"""For a caller that names no time: below the usual timeout of a call, so that it gets the reasons."""
 CLEANUP_S = MAX_BLOCK_S - 2.0
 MAX_UUIDS = 256
 
@@ -143,6 +143,7 @@ class _Apply(msgspec.Struct, frozen=True):
 
 class _Clients(msgspec.Struct, frozen=True):
     uuids: tuple[str, ...]
+    timeout_s: float = CLIENTS_S
 
 
 def methods(supervisor: Supervisor) -> dict[str, Method]:
@@ -155,11 +156,11 @@ def methods(supervisor: Supervisor) -> dict[str, Method]:
     def apply(params: dict[str, Any]) -> None:
         supervisor.apply(_params(params, _Apply).desired)
 
-    def clients(params: dict[str, Any]) -> dict[str, tuple[GpuClient, ...]]:
-        uuids = _params(params, _Clients).uuids
-        if len(uuids) > MAX_UUIDS:
+    def clients(params: dict[str, Any]) -> dict[str, GpuClients]:
+        asked = _params(params, _Clients)
+        if len(asked.uuids) > MAX_UUIDS:
             raise ProtocolError(f"cannot list the clients of more than {MAX_UUIDS} GPUs at a time")
-        return supervisor.clients(uuids, CLIENTS_S)
+        return supervisor.clients(asked.uuids, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
 
     return {
         "snapshot": lambda _: supervisor.snapshot,

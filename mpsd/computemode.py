@@ -17,6 +17,11 @@ def wanted_mode(target: Mode | None, current: ComputeMode, found: ComputeMode | 
     return ComputeMode.DEFAULT if target is Mode.TIME_SLICING else found or current
 
 
+def fits(mode: Mode | None, seen: ComputeMode) -> bool:
+    """Whether a GPU in this compute mode can hold the binding (pure); UNKNOWN, and an idle GPU, always fit."""
+    return mode is None or seen in (ComputeMode.UNKNOWN, wanted_mode(mode, seen, None))
+
+
 def hold_mode(uuid: str, target: Mode | None, backend: GpuBackend, state: StateFile) -> ComputeMode:
     """Sets what the target needs and reads it back; the mode found before is recorded first.
 

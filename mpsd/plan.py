@@ -48,8 +48,13 @@ def _plan_gpu(config: NodeConfig, info: GpuInfo) -> GpuPlan:
     return GpuPlan(info, usable, daemon=daemon_spec(config, info))
 
 
-def daemon_spec(config: NodeConfig, info: GpuInfo) -> DaemonSpec:
-    """The daemon of a GPU, whether or not it is to run now."""
+def daemon_spec(config: NodeConfig, info: GpuInfo, live_limit_bytes: int = 0) -> DaemonSpec:
+    """The daemon of a GPU, whether or not it is to run now.
+
+    Args:
+        live_limit_bytes: largest limit granted on the GPU. The default is never below it, whatever the config says by
+            now: a container's own limit cannot exceed the daemon's default.
+    """
     usable = usable_bytes(info, config.memory_reserve_bytes)
     limit = largest_limit_bytes(config.resources, config, info, usable)
     dirs = daemon_dirs(config.mps, info.uuid)
@@ -61,7 +66,8 @@ def daemon_spec(config: NodeConfig, info: GpuInfo) -> DaemonSpec:
         ("CUDA_VISIBLE_DEVICES", info.uuid),
         (DAEMON_MARKER, info.uuid),
     )
-    return DaemonSpec(info.uuid, usable if limit is None else limit, dirs, environment)
+    pinned = max(usable if limit is None else limit, live_limit_bytes)
+    return DaemonSpec(info.uuid, pinned, dirs, environment)
 
 
 def _not_shared(config: NodeConfig, info: GpuInfo, usable: int) -> str:

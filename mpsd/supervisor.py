@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 
 from mpsd.clients import Census, Counted, take_census, with_usage
-from mpsd.computemode import hold_mode
+from mpsd.computemode import fits, hold_mode
 from mpsd.config.model import NodeConfig
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon import process
@@ -31,7 +31,7 @@ from mpsd.lanes import Lane
 from mpsd.log import get_logger
 from mpsd.plan import DaemonSpec, GpuPlan, daemon_spec, plan
 from mpsd.published import Published
-from mpsd.snapshot import DaemonState, DaemonStatus, Desired, GpuClient, GpuStatus, Snapshot
+from mpsd.snapshot import DaemonState, DaemonStatus, Desired, DesiredGpu, GpuClient, GpuClients, GpuStatus, Snapshot
 from mpsd.state import StateFile
 
 log = get_logger("mpsd")
@@ -43,9 +43,16 @@ STOP_S = 40.0
 """Longer than a stop takes by the lifecycle's deadlines, so what is cut off here hangs in the kernel."""
 
 _TROUBLE = (DaemonState.BACKOFF, DaemonState.FAILED, DaemonState.KILLING)
-_EXCLUSIVE = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.UNKNOWN)
 
-Reply = queue.SimpleQueue["tuple[GpuClient, ...] | GpufracError"]
+Reply = queue.SimpleQueue[GpuClients]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Somebody waits for who uses a GPU, not longer than until `deadline_s`."""
+
+    reply: Reply
+    deadline_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -66,11 +73,17 @@ class _Gpu:
     counted: tuple[GpuProcess, ...] | None = None
     """The processes the driver showed at the last count; None before the first."""
     counting: bool = False
+    asked: tuple[_Question, ...] = ()
+    """What the look-up under way is to answer; empty while there is none."""
+    waiting: tuple[_Question, ...] = ()
+    """Asked after that look-up began: what it finds may be older than these, so the next one answers them."""
     applied: Mode | None = None
     settled: object = ...
     mode_busy: bool = False
     mode_retry_s: float = 0.0
     mode_trouble: str = ""
+    mode_held_s: float = 0.0
+    """When the compute mode was last set or checked by us (monotonic): readings begun before may be older."""
     leaving: bool | None = None
     """When stopping: None until decided, then whether the daemon is left running."""
 
@@ -113,8 +126,8 @@ class Supervisor:
         self._kick, self._policy, self._rng = kick, policy or Policy(), rng
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._gpus: dict[str, _Gpu] = {}
-        self._desired = _modes(state.saved.desired)
-        self._inherited = frozenset(uuid for uuid, mode in self._desired.items() if mode is not None)
+        self._desired = _by_uuid(state.saved.desired)
+        self._inherited = frozenset(uuid for uuid, gpu in self._desired.items() if gpu.mode is not None)
         self._inventory = Inventory(reason="GPUs are not probed yet")
         self._config_error = ""
         self._cleanup: _Cleanup | None = None
@@ -156,25 +169,18 @@ class Supervisor:
         """Takes the whole desired state; what it does not name is unbound."""
         self._post(partial(self._on_desired, desired))
 
-    def clients(self, gpus: Iterable[str], timeout_s: float = 15.0) -> dict[str, tuple[GpuClient, ...]]:
-        """Who uses these GPUs, asked now. An unknown GPU has no clients.
-
-        Raises:
-            TransientError: it can't be told for one of them.
-        """
-        asked: dict[str, Reply] = {uuid: queue.SimpleQueue() for uuid in gpus}
-        for uuid, reply in asked.items():
-            self._post(partial(self._on_clients_asked, uuid, reply))
+    def clients(self, gpus: Iterable[str], timeout_s: float = 15.0) -> dict[str, GpuClients]:
+        """Who uses these GPUs, asked now, side by side: one that can't tell in time spoils no other."""
         deadline_s = time.monotonic() + timeout_s
-        found: dict[str, tuple[GpuClient, ...]] = {}
-        for uuid, reply in asked.items():
+        replies: dict[str, Reply] = {uuid: queue.SimpleQueue() for uuid in gpus}
+        for uuid, reply in replies.items():
+            self._post(partial(self._on_clients_asked, uuid, _Question(reply, deadline_s)))
+        found: dict[str, GpuClients] = {}
+        for uuid, reply in replies.items():
             try:
-                answer = reply.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                found[uuid] = reply.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
-                raise TransientError(f"cannot list the clients of GPU {uuid}: no answer in {timeout_s:g} s") from None
-            if isinstance(answer, GpufracError):
-                raise TransientError(f"cannot list the clients of GPU {uuid}: {answer}") from answer
-            found[uuid] = answer
+                found[uuid] = _untold(uuid, f"no answer in {timeout_s:g} s")
         return found
 
     def cleanup(self, timeout_s: float = 60.0) -> list[str]:
@@ -249,11 +255,13 @@ class Supervisor:
     def _on_inventory(self, inventory: Inventory) -> None:
         self._inventory = inventory
         listed = {state.info.uuid for state in inventory.gpus}
-        for state in inventory.gpus:
-            gpu = self._gpus.get(state.info.uuid)
+        for seen in inventory.gpus:
+            state, gpu = seen, self._gpus.get(seen.info.uuid)
             if gpu is not None:
-                if gpu.applied is Mode.SM_SHARING and state.compute_mode not in _EXCLUSIVE:
+                if not fits(gpu.applied, state.compute_mode):
                     gpu.settled = ...  # changed behind our back, or seen before our change; either way look again
+                if state.read_s is not None and state.read_s < gpu.mode_held_s:
+                    state = msgspec.structs.replace(state, compute_mode=gpu.state.compute_mode)
                 gpu.state = state
         for uuid, gpu in self._gpus.items():
             if uuid not in listed:
@@ -279,11 +287,12 @@ class Supervisor:
         self._config_error = error
 
     def _on_desired(self, desired: Desired) -> None:
-        modes = _modes(desired)
-        if modes == self._desired:
+        wanted = _by_uuid(desired)
+        if wanted == self._desired:
             return
-        self._desired = modes
+        self._desired = wanted
         self._disk.submit(partial(self._write_desired, desired))
+        self._replan()
 
     def _write_desired(self, desired: Desired) -> None:
         try:
@@ -291,12 +300,21 @@ class Supervisor:
         except GpufracError as error:
             log.warning("the desired state will not survive a restart of mpsd", error=str(error))
 
-    def _on_clients_asked(self, uuid: str, reply: Reply) -> None:
+    def _on_clients_asked(self, uuid: str, question: _Question) -> None:
         gpu = self._gpus.get(uuid)
         if gpu is None:
-            reply.put(())
-        else:
-            self._count(gpu, reply)
+            question.reply.put(_untold(uuid, "mpsd does not know this GPU (yet)"))
+            return
+        gpu.waiting = (*gpu.waiting, question)
+        self._look(gpu)
+
+    def _look(self, gpu: _Gpu) -> None:
+        """Starts the look-up that was asked for. One at a time: while the driver hangs none piles up in its lane."""
+        now_s = time.monotonic()
+        gpu.waiting = tuple(question for question in gpu.waiting if question.deadline_s > now_s)
+        if gpu.waiting and not gpu.asked:
+            gpu.asked, gpu.waiting = gpu.waiting, ()
+            self._count(gpu, gpu.asked)
 
     def _on_cleanup(self, cleanup: _Cleanup) -> None:
         log.info("cleanup: every daemon ends")
@@ -309,7 +327,7 @@ class Supervisor:
         now_s = time.monotonic()
         self._stop = _Stop(now_s + LOOK_S, now_s + STOP_S)
         for gpu in self._gpus.values():
-            self._count(gpu, None, fresh=True)
+            self._count(gpu, fresh=True)
 
     def _on_exit(self, identity: DaemonIdentity) -> None:
         for gpu in self._gpus.values():
@@ -323,14 +341,14 @@ class Supervisor:
         for gpu_plan in plan(self._config, Inventory(gpus=self._known())):
             uuid = gpu_plan.info.uuid
             gpu = self._gpus.get(uuid)
-            spec = gpu_plan.daemon or daemon_spec(self._config, gpu_plan.info)
+            spec = daemon_spec(self._config, gpu_plan.info, self._live_limit_bytes(uuid))
             if gpu is None:
                 state = next(state for state in self._inventory.gpus if state.info.uuid == uuid)
                 self._take_in(_Gpu(state, gpu_plan, spec, Lane(f"mps-{uuid[-8:]}"), Lane(f"driver-{uuid[-8:]}")))
                 continue
             changed = spec != gpu.spec
             gpu.plan, gpu.spec = gpu_plan, spec
-            if changed and gpu_plan.daemon is not None:
+            if changed and gpu.life.wanted:
                 self._feed(gpu, life.Respecified())
 
     def _known(self) -> tuple[GpuState, ...]:
@@ -344,7 +362,7 @@ class Supervisor:
         gpu.since_unix_s = time.time()
         if gpu.uuid not in self._state.saved.compute_modes:
             gpu.settled = None
-        if gpu.plan.daemon is None and gpu.uuid in self._state.saved.daemons:
+        if not self._wanted(gpu) and gpu.uuid in self._state.saved.daemons:
             gpu.daemon_lane.submit(partial(self._find, gpu))
         log.info("GPU", gpu=gpu.uuid, index=gpu.state.info.index, not_shared=gpu.plan.not_shared)
 
@@ -368,7 +386,7 @@ class Supervisor:
         self._reconcile_mode(gpu)
 
     def _reconcile_daemon(self, gpu: _Gpu) -> None:
-        wanted = gpu.plan.daemon is not None and not self._held
+        wanted = self._wanted(gpu)
         if wanted and not gpu.life.wanted:
             self._feed(gpu, life.Wanted())
         elif not wanted and gpu.life.wanted:
@@ -376,10 +394,24 @@ class Supervisor:
         elif self._held and gpu.life.state is DaemonState.DRAINING:
             self._feed(gpu, life.Unwanted(busy=False))
 
+    def _wanted(self, gpu: _Gpu) -> bool:
+        """Whether its daemon should run. Allocations outlive a reload that no longer shares their GPU."""
+        return (gpu.plan.daemon is not None or self._bound(gpu.uuid) is not None) and not self._held
+
+    def _bound(self, uuid: str) -> Mode | None:
+        desired = self._desired.get(uuid)
+        return None if desired is None else desired.mode
+
+    def _live_limit_bytes(self, uuid: str) -> int:
+        """The largest limit of an allocation on the GPU, 0 without."""
+        desired = self._desired.get(uuid)
+        return 0 if desired is None or desired.mode is None else desired.limit_bytes
+
     def _busy(self, gpu: _Gpu) -> bool:
         """Whether an allocation or a client of ours is on the GPU."""
-        bound = self._desired.get(gpu.uuid) is not None
-        return bound or any(client.mps or client.allocation_key is not None for client in gpu.clients)
+        return self._bound(gpu.uuid) is not None or any(
+            client.mps or client.allocation_key is not None for client in gpu.clients
+        )
 
     # --- daemons -------------------------------------------------------------------------------------------------
 
@@ -476,9 +508,9 @@ class Supervisor:
 
     # --- clients -------------------------------------------------------------------------------------------------
 
-    def _count(self, gpu: _Gpu, reply: Reply | None = None, *, fresh: bool = False) -> None:
-        """Looks who uses the GPU, in its driver lane. With a reply or `fresh` the driver is asked now."""
-        fresh = fresh or reply is not None
+    def _count(self, gpu: _Gpu, asked: tuple[_Question, ...] = (), *, fresh: bool = False) -> None:
+        """Looks who uses the GPU, in its driver lane. When asked or `fresh` the driver is asked now."""
+        fresh = fresh or bool(asked)
         if gpu.counting and not fresh:
             return
         gpu.counting = True
@@ -487,7 +519,7 @@ class Supervisor:
         ask = gpu.life.state in (DaemonState.READY, DaemonState.DRAINING)
         mps_pids = frozenset(client.pid for client in gpu.clients if client.mps)
         census = Census(gpu.spec, gpu.identity, None if fresh else processes, ask, mps_pids)
-        gpu.driver_lane.submit(partial(self._run_census, gpu, census, reply))
+        gpu.driver_lane.submit(partial(self._run_census, gpu, census, asked))
 
     def _recount(self, gpu: _Gpu) -> None:
         """The driver shows something new; where it is memory only, nobody need be asked."""
@@ -497,22 +529,23 @@ class Supervisor:
         else:
             self._count(gpu)
 
-    def _run_census(self, gpu: _Gpu, census: Census, reply: Reply | None) -> None:
+    def _run_census(self, gpu: _Gpu, census: Census, asked: tuple[_Question, ...]) -> None:
         try:
-            result = take_census(census, self._backend, self._host)
+            result: Counted | None = take_census(census, self._backend, self._host)
         except Exception as error:
             if not isinstance(error, GpufracError):
                 log.exception("counting clients failed in an unforeseen way", gpu=gpu.uuid)
-            failure = error if isinstance(error, GpufracError) else TransientError(f"cannot count clients: {error}")
-            if reply is not None:
-                reply.put(failure)
-            self._post(partial(self._on_counted, gpu, census, None))
-            return
-        self._post(partial(self._on_counted, gpu, census, result))
-        if reply is not None:
-            reply.put(result.clients)
+            result, answer = None, _untold(gpu.uuid, str(error))
+        else:
+            answer = GpuClients(clients=result.clients if result is not None else ())
+        self._post(partial(self._on_counted, gpu, census, asked, result))
+        for question in asked:
+            question.reply.put(answer)
 
-    def _on_counted(self, gpu: _Gpu, census: Census, result: Counted | None) -> None:
+    def _on_counted(self, gpu: _Gpu, census: Census, asked: tuple[_Question, ...], result: Counted | None) -> None:
+        if asked:
+            gpu.asked = ()
+            self._look(gpu)
         gpu.counting = False
         if result is not None:
             gpu.clients = result.clients
@@ -527,7 +560,10 @@ class Supervisor:
 
     def _reconcile_mode(self, gpu: _Gpu) -> None:
         target = self._target(gpu)
-        if gpu.mode_busy or gpu.settled == target:
+        if gpu.mode_busy:
+            return
+        if gpu.settled == target:
+            gpu.mode_trouble = ""
             return
         now_s = time.monotonic()
         if now_s < gpu.mode_retry_s or (self._stop is not None and gpu.leaving is None):
@@ -547,7 +583,7 @@ class Supervisor:
         gpu.driver_lane.submit(partial(self._hold_mode, gpu, target))
 
     def _target(self, gpu: _Gpu) -> Mode | None:
-        return None if self._held or self._stop is not None else self._desired.get(gpu.uuid)
+        return None if self._held or self._stop is not None else self._bound(gpu.uuid)
 
     def _hold_mode(self, gpu: _Gpu, target: Mode | None) -> None:
         try:
@@ -557,9 +593,11 @@ class Supervisor:
                 log.exception("setting the compute mode failed in an unforeseen way", gpu=gpu.uuid)
             self._post(partial(self._on_mode, gpu, target, None, str(error)))
         else:
-            self._post(partial(self._on_mode, gpu, target, compute_mode, ""))
+            self._post(partial(self._on_mode, gpu, target, compute_mode, "", time.monotonic()))
 
-    def _on_mode(self, gpu: _Gpu, target: Mode | None, compute_mode: ComputeMode | None, trouble: str) -> None:
+    def _on_mode(
+        self, gpu: _Gpu, target: Mode | None, compute_mode: ComputeMode | None, trouble: str, held_s: float = 0.0
+    ) -> None:
         gpu.mode_busy = False
         self._note_mode_trouble(gpu, trouble)
         if compute_mode is None:
@@ -567,6 +605,7 @@ class Supervisor:
             gpu.mode_retry_s = time.monotonic() + MODE_RETRY_S
             return
         gpu.settled = gpu.applied = target
+        gpu.mode_held_s = held_s
         gpu.state = msgspec.structs.replace(gpu.state, compute_mode=compute_mode)
         log.info("GPU " + (f"bound to {target}" if target else "idle"), gpu=gpu.uuid, compute_mode=compute_mode.value)
         self._kick()
@@ -645,7 +684,7 @@ class Supervisor:
             health=gpu.state.health,
             reason=gpu.state.reason or gpu.mode_trouble,
             not_shared=not_shared,
-            mode=gpu.applied,
+            mode=gpu.applied if fits(gpu.applied, gpu.state.compute_mode) else None,
             driver_compute_mode=gpu.state.compute_mode,
             daemon=self._daemon_status(gpu),
             clients=gpu.clients,
@@ -668,8 +707,12 @@ class Supervisor:
         )
 
 
-def _modes(desired: Desired) -> Mapping[str, Mode | None]:
-    return {gpu.uuid: gpu.mode for gpu in desired.gpus}
+def _by_uuid(desired: Desired) -> Mapping[str, DesiredGpu]:
+    return {gpu.uuid: gpu for gpu in desired.gpus}
+
+
+def _untold(uuid: str, reason: str) -> GpuClients:
+    return GpuClients(error=f"cannot list the clients of GPU {uuid}: {reason}")
 
 
 def _differs(name: str, new: NodeConfig, old: NodeConfig) -> bool:

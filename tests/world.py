@@ -1,7 +1,7 @@
 """A keeper and a broker with every neighbour faked and a clock that is set by hand."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cdi.errors import CdiError, SpecFileError
@@ -15,7 +15,7 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation
 from mpsd.errors import NotReachableError
 from mpsd.processes import PodProcess
-from mpsd.snapshot import DaemonStatus, Desired, GpuClient
+from mpsd.snapshot import DaemonStatus, Desired, GpuClient, GpuClients
 from tests.builders import config, fixed, info, ready, resource, snapshot, status, units, uuid
 
 SHARE = device_id(uuid(0), 0)
@@ -53,6 +53,8 @@ class FakeMpsd:
     def __init__(self) -> None:
         self.desired: list[Desired] = []
         self.on_gpu: dict[str, tuple[GpuClient, ...]] = {}
+        self.hung: dict[str, str] = {}
+        self.on_clients: Callable[[], object] = lambda: None
         self.down = False
 
     def apply(self, desired: Desired) -> None:
@@ -60,21 +62,25 @@ class FakeMpsd:
             raise NotReachableError("cannot reach mpsd")
         self.desired.append(desired)
 
-    def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, tuple[GpuClient, ...]]:
+    def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, GpuClients]:
         if self.down:
             raise NotReachableError("cannot reach mpsd")
-        return {gpu: self.on_gpu.get(gpu, ()) for gpu in uuids}
+        self.on_clients()
+        return {gpu: GpuClients(clients=self.on_gpu.get(gpu, ()), error=self.hung.get(gpu, "")) for gpu in uuids}
 
 
 class FakeKubelet:
     def __init__(self) -> None:
         self.containers: Containers = {}
         self.down = False
+        self.on_list: Callable[[], object] = lambda: None
 
     def list(self) -> Containers:
         if self.down:
             raise PodResourcesError("cannot list pod resources: connection refused")
-        return dict(self.containers)
+        shown = {where: dict(held) for where, held in self.containers.items()}
+        self.on_list()
+        return shown
 
 
 class World:
@@ -85,6 +91,7 @@ class World:
         self.root = directory / "kubelet"
         (self.root / "device-plugins").mkdir(parents=True)
         (self.root / "pods").mkdir()
+        self.start_kubelet()
         self.write_checkpoint([])
         self.ledger = Ledger(str(directory / "ledger"))
         self.broker = Broker(CONFIG, self.ledger, monotonic=lambda: self.now_s)
@@ -100,6 +107,14 @@ class World:
             monotonic=lambda: self.now_s,
         )
         self.tell()
+        self.keeper.observe()  # the kubelet that is there when we start
+        self.keeper.observe()
+
+    def start_kubelet(self) -> None:
+        """A new kubelet: its registration socket is another file."""
+        new = self.root / "device-plugins" / "new"
+        new.touch()
+        new.rename(self.root / "device-plugins" / "kubelet.sock")
 
     def tell(self, daemon: DaemonStatus | None = None) -> None:
         """mpsd reports, with modes as the broker wants them."""

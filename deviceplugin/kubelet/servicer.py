@@ -119,7 +119,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         )
 
 
-@lru_cache(maxsize=4 * MAX_ADVERTISED_DEVICES)
+@lru_cache(maxsize=2 * MAX_ADVERTISED_DEVICES)
 def _one_device(device: Device) -> bytes:
     """A list of one device, serialised. Messages of a repeated field may be joined as bytes."""
     numa = device.numa_node

@@ -31,6 +31,8 @@ RETRY_FIRST_S = 0.05
 RETRY_LAST_S = 5.0
 SELF_DIAL_S = 30.0
 SELF_DIAL_TIMEOUT_S = 5.0
+STREAM_DUE_S = 3.0
+"""A kubelet opens the list stream right after registration, unless the end of an old stream came in between."""
 STOP_GRACE_S = 0.5
 WORKERS = 12
 """Each open stream keeps one; the rest answer calls."""
@@ -79,6 +81,7 @@ class Session:
         self._server: grpc.Server | None = None
         self._servicer: DevicePlugin | None = None
         self._own: Identity | None = None
+        self._stream_due_s = float("inf")
         self._thread = threading.Thread(target=self._run, name=f"session-{resource}", daemon=True)
 
     @property
@@ -104,6 +107,16 @@ class Session:
         self._wake.set()
 
     def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._keep_registered()
+            except Exception:
+                log.exception("a session failed and begins again", resource=self.resource)
+                self._stop.wait(RETRY_LAST_S)
+        self._stop_server()
+        self.state = SessionState.STOPPED
+
+    def _keep_registered(self) -> None:
         registered_with: Identity | None = None
         last_kubelet: Identity | None = None
         retry_s, not_before_s = RETRY_FIRST_S, 0.0
@@ -129,11 +142,9 @@ class Session:
                         continue
             elif not reason and now_s >= not_before_s + RETRY_LAST_S:
                 retry_s = RETRY_FIRST_S
-            until_s = not_before_s if reason or registered_with is None else dial_at_s
+            until_s = not_before_s if reason or registered_with is None else min(dial_at_s, self._stream_due_s)
             self._wake.wait(max(0.01, until_s - time.monotonic()))
             self._wake.clear()
-        self._stop_server()
-        self.state = SessionState.STOPPED
 
     def _why_again(self, registered_with: Identity | None, kubelet: Identity | None) -> str:
         if self._server is None:
@@ -146,6 +157,10 @@ class Session:
             return "the kubelet's socket is new"
         if self._stream_ended.is_set():
             return "the kubelet ended its list stream"
+        if self.streams:
+            self._stream_due_s = float("inf")
+        elif time.monotonic() >= self._stream_due_s:
+            return "the kubelet opened no list stream"
         return ""
 
     def _begin_again(self, reason: str, kubelet: Identity | None) -> Identity | None:
@@ -162,6 +177,7 @@ class Session:
             self._note(SessionState.WAITING, describe(error, self._kubelet_path))
             return None
         self.registrations += 1
+        self._stream_due_s = time.monotonic() + STREAM_DUE_S
         self._note(SessionState.REGISTERED, "", reason)
         self._on_registered()
         return kubelet

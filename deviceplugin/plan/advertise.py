@@ -56,7 +56,8 @@ def advertise(view: ResourceView, node: NodeView, accounts: Accounts, offer: str
         gpu = node.gpus.get(uuid)
         offered = not unit or uuid == offer
         free = room.get(uuid, 0) if offered else 0
-        devices.extend(_gpu_devices(view, uuid, gpu, held, held_by_gpu.get(uuid, []), free, offered))
+        lost = node.complete if gpu is None else bool(gpu.lost)
+        devices.extend(_gpu_devices(view, uuid, gpu, lost, held, held_by_gpu.get(uuid, []), free, offered))
     reasons = tuple((uuid, reason) for uuid, (_, reason) in fits.items() if reason) + tuple(view.unfit.items())
     reason = view.closed
     if not reason and not any(room.values()):
@@ -105,6 +106,7 @@ def _gpu_devices(
     view: ResourceView,
     uuid: str,
     gpu: GpuView | None,
+    lost: bool,
     held: Mapping[str, bool],
     held_here: list[str],
     free: int,
@@ -114,7 +116,6 @@ def _gpu_devices(
     listed = view.devices.get(uuid, NOTHING)
     if not held_here and free in (0, len(listed.healthy)):
         return listed.healthy if free else listed.unhealthy
-    lost = gpu is not None and bool(gpu.lost)
     # A share whose pod is gone, but which we still count, may be taken again unless the GPU takes nothing new.
     vacated_healthy = offered and gpu is not None and not _takes_nothing(view, gpu)
     devices = []

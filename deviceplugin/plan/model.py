@@ -81,11 +81,15 @@ class ResourceView(msgspec.Struct, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """Everything planning looks at beside the accounts. GPUs and resources keep their configured order."""
+    """Everything planning looks at beside the accounts. GPUs and resources keep their configured order.
+
+    `complete`: mpsd has reported all GPUs since we started, so one that is not here is gone.
+    """
 
     gpus: Mapping[str, GpuView]
     resources: Mapping[str, ResourceView]
     client_limit: int
+    complete: bool = False
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,10 +13,13 @@ from mpsd.shares import ShareSize, share_size, slots, usable_bytes
 from mpsd.snapshot import DaemonState, GpuStatus
 
 
-def gpu_view(status: GpuStatus, config: NodeConfig, *, blocked: str = "", daemon_waiting: str = "") -> GpuView:
-    """One GPU. `blocked` and `daemon_waiting` are reasons that need history or the kubelet, found by the caller."""
+def gpu_view(
+    status: GpuStatus, config: NodeConfig, *, blocked: str = "", waiting: str = "", daemon_waiting: str = ""
+) -> GpuView:
+    """One GPU. The reasons given are those that need history, the kubelet or the CDI directories."""
     lost = status.reason or "the GPU is lost" if status.health is GpuHealth.LOST else ""
-    waiting = "" if status.health in (GpuHealth.OK, GpuHealth.LOST) else status.reason or f"the GPU is {status.health}"
+    if status.health not in (GpuHealth.OK, GpuHealth.LOST):
+        waiting = status.reason or f"the GPU is {status.health}"
     return GpuView(
         uuid=status.info.uuid,
         index=status.info.index,

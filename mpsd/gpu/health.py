@@ -21,11 +21,12 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One good probe."""
+    """One good probe, begun at `read_s` (monotonic)."""
 
     info: GpuInfo
     compute_mode: ComputeMode
     processes: tuple[GpuProcess, ...]
+    read_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Track:
             reason=reason,
             compute_mode=self.reading.compute_mode,
             processes=self.reading.processes,
+            read_s=self.reading.read_s,
         )
 
 

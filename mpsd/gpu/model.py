@@ -54,13 +54,17 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """One probe of one GPU: its facts, its health with a reason (empty when OK), compute mode and processes."""
+    """One probe of one GPU: its facts, its health with a reason (empty when OK), compute mode and processes.
+
+    `read_s` is when the driver was asked for all this (monotonic), None when not known. It is no news by itself.
+    """
 
     info: GpuInfo
     health: GpuHealth = GpuHealth.OK
     reason: str = ""
     compute_mode: ComputeMode = ComputeMode.UNKNOWN
     processes: tuple[GpuProcess, ...] = ()
+    read_s: float | None = None
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from mpsd.errors import GpufracError
 from mpsd.gpu import health, xid
 from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, XidEvent
@@ -28,6 +30,8 @@ BACKOFF_S: Final = (1.0, 30.0)
 """First and longest pause between attempts to open the driver. It is opened afresh, too, while a GPU is missing:
 NVML finds GPUs when it is initialised (NVML API reference, nvmlInit_v2)."""
 _VANISHED: Final = "the driver no longer lists this GPU"
+_VANISHED_LISTINGS: Final = 2
+"""So many lists in a row without a GPU, and no answer of it since the first, make it lost."""
 _XID_WAIT_S: Final = 1.0
 _JOIN_S: Final = 2.0
 
@@ -128,6 +132,7 @@ class Prober:
         self._driver_version: str | None = None
         self._listed: tuple[str, ...] = ()
         self._reason = ""
+        self._unlisted: dict[str, int] = {}  # lists in a row without this GPU, since it last answered
         self._tracks: dict[str, Track] = {}
         self._errors: dict[str, str] = {}  # of GPUs that never gave a reading
         self._workers: dict[str, _Worker] = {}
@@ -293,6 +298,7 @@ class Prober:
             if self._tracks[uuid].reading is None:
                 del self._tracks[uuid]
                 self._errors.pop(uuid, None)
+        self._unlisted = {u: self._unlisted.get(u, 0) + 1 for u in self._tracks if u not in self._listed}
         if not self._any_missing():
             self._backoff_s = self._open_at_s = 0.0
         elif outcome.fresh:
@@ -315,7 +321,7 @@ class Prober:
         return worker
 
     def _call_probe(self, worker: _Worker, uuid: str) -> Reading:
-        worker.call = "info"
+        worker.call, read_s = "info", time.monotonic()
         info = self._backend.info(uuid)
         worker.call, mode = "compute_mode", ComputeMode.UNKNOWN
         with suppress(GpuNotSupportedError):
@@ -323,18 +329,17 @@ class Prober:
         worker.call, processes = "processes", tuple[GpuProcess, ...]()
         with suppress(GpuNotSupportedError):
             processes = tuple(sorted(self._backend.processes(uuid), key=lambda p: p.pid))
-        return Reading(info, mode, processes)
+        return Reading(info, mode, processes, read_s)
 
     def _take_probe(self, uuid: str, outcome: Any) -> None:
         track, now_s = self._tracks.get(uuid, Track()), self._clock()
         self._errors.pop(uuid, None)
-        if uuid not in self._listed and not isinstance(outcome, GpuLostError):
-            track = health.lost(track, _VANISHED)
-        elif isinstance(outcome, GpuLostError):
+        if isinstance(outcome, GpuLostError):
             track = health.lost(track, str(outcome))
         elif isinstance(outcome, GpufracError):
             track = health.failed(track, str(outcome), self._policy)
         else:
+            self._unlisted.pop(uuid, None)  # a reading outranks the list
             track = health.answered(track, outcome, now_s, self._policy)
         if track.reading is None:
             self._errors[uuid] = str(outcome)
@@ -360,7 +365,7 @@ class Prober:
         """What did not answer in this round: GPUs that left the list, hanging calls, the driver as a whole."""
         for uuid, track in self._tracks.items():
             worker = self._workers.get(uuid)
-            if uuid not in self._listed:
+            if self._unlisted.get(uuid, 0) >= _VANISHED_LISTINGS:
                 self._tracks[uuid] = health.lost(track, _VANISHED)
             elif worker is not None and worker.busy():
                 text = self._hang_text(worker)
@@ -374,13 +379,17 @@ class Prober:
 
     def _publish(self) -> None:
         states = [s for t in self._tracks.values() if (s := t.state) is not None]
-        unread = [f"GPU {uuid}: {text}" for uuid, text in sorted(self._errors.items())]
+        unread = [
+            f"GPU {uuid}: {self._errors.get(uuid, 'it is not probed yet')}"
+            for uuid, track in sorted(self._tracks.items())
+            if track.reading is None
+        ]
         inventory = Inventory(
             driver_version=self._driver_version,
             gpus=tuple(sorted(states, key=lambda s: (s.info.index, s.info.uuid))),
             reason="; ".join(filter(None, [self._reason, *unread])),
         )
-        if inventory == self._published:
+        if self._published is not None and _news(inventory) == _news(self._published):
             return
         previous, self._published = self._published, inventory
         _log_changes(previous, inventory)
@@ -412,6 +421,12 @@ class Prober:
                 continue
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, BACKOFF_S[1])
+
+
+def _news(inventory: Inventory) -> Inventory:
+    """The same without the times of the readings."""
+    gpus = tuple(msgspec.structs.replace(state, read_s=None) for state in inventory.gpus)
+    return msgspec.structs.replace(inventory, gpus=gpus)
 
 
 def _log_changes(old: Inventory | None, new: Inventory) -> None:

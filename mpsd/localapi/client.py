@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from mpsd.errors import GpufracError, NotReachableError
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
-from mpsd.snapshot import Desired, GpuClient, Snapshot
+from mpsd.snapshot import Desired, GpuClients, Snapshot
 
 TIMEOUT_S: Final = 5.0
 
@@ -84,9 +84,11 @@ class MpsdClient:
         """Hands over the whole desired state."""
         call(self._path, "apply", {"desired": desired}, object, self._timeout_s)
 
-    def clients(self, uuids: Sequence[str], timeout_s: float = TIMEOUT_S) -> dict[str, tuple[GpuClient, ...]]:
-        """Who uses these GPUs, looked up now: GPU UUID -> its clients."""
-        return call(self._path, "clients", {"uuids": tuple(uuids)}, dict[str, tuple[GpuClient, ...]], timeout_s)
+    def clients(self, uuids: Sequence[str], timeout_s: float = TIMEOUT_S) -> dict[str, GpuClients]:
+        """Who uses these GPUs, looked up now: GPU UUID -> its clients, or why that can't be told of this GPU."""
+        # mpsd gives up on a hung GPU first, so that what the others said still gets here.
+        params = {"uuids": tuple(uuids), "timeout_s": 0.8 * timeout_s}
+        return call(self._path, "clients", params, dict[str, GpuClients], timeout_s)
 
     def status(self) -> dict[str, Any]:
         """Facts about the process itself, for people."""

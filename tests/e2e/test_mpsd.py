@@ -78,10 +78,13 @@ def test_a_killed_mpsd_is_followed_by_one_that_adopts_without_a_client_noticing(
     assert program.poll() is None
     clients = node.call("clients", {"uuids": [gpu.info.uuid]})
     assert clients == {
-        gpu.info.uuid: [{"pid": program.pid, "allocation_key": "k1", "mps": True, "used_bytes": 4 * GIB}]
+        gpu.info.uuid: {
+            "clients": [{"pid": program.pid, "allocation_key": "k1", "mps": True, "used_bytes": 4 * GIB}],
+            "error": "",
+        }
     }
     end(program)
-    assert node.call("clients", {"uuids": [gpu.info.uuid]}) == {gpu.info.uuid: []}
+    assert node.call("clients", {"uuids": [gpu.info.uuid]}) == {gpu.info.uuid: {"clients": [], "error": ""}}
 
 
 def test_an_adopted_daemon_is_watched_too(node: MpsdNode) -> None:
@@ -214,5 +217,6 @@ def test_calls_with_nonsense_are_refused(node: MpsdNode) -> None:
     for method, params in (("watch", {"generation": "x"}), ("apply", {}), ("clients", {"uuids": "all"})):
         with pytest.raises(ProtocolError, match="cannot read the parameters"):
             node.call(method, params)
-    assert node.call("clients", {"uuids": ["GPU-unknown"]}) == {"GPU-unknown": []}
+    unknown = node.call("clients", {"uuids": ["GPU-unknown"]})["GPU-unknown"]
+    assert unknown["error"].startswith("cannot list the clients of GPU GPU-unknown: ")
     assert node.client.status()["pid"] > 0

@@ -228,6 +228,34 @@ def rival_plugin(node: PluginNode, resource: str) -> Iterator[None]:
         server.stop(0).wait()
 
 
+class DeafKubelet(rpc.RegistrationServicer):
+    """Registers a plugin, but its list stream never comes about."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory, self.registrations = directory, 0
+
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:  # noqa: N802
+        with grpc.insecure_channel(f"unix:{self.directory}/{request.endpoint}") as channel:
+            rpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=10)
+        self.registrations += request.resource_name == SMALL
+        return pb.Empty()
+
+
+def test_the_plugin_registers_again_when_no_list_stream_is_opened(node: PluginNode) -> None:
+    directory = node.kubelet.device_plugins
+    os.makedirs(directory)
+    kubelet = DeafKubelet(directory)
+    server = grpc.server(ThreadPoolExecutor(8))
+    rpc.add_RegistrationServicer_to_server(kubelet, server)
+    server.add_insecure_port(f"unix:{directory}/kubelet.sock")
+    server.start()
+    try:
+        node.start_plugin()
+        node.until(lambda: kubelet.registrations >= 2)
+    finally:
+        server.stop(0).wait()
+
+
 def test_several_list_streams_all_see_every_change(node: PluginNode) -> None:
     node.start()
     path = f"unix:{node.kubelet.device_plugins}/{socket_name(BIG)}"

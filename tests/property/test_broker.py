@@ -99,7 +99,7 @@ class Node(RuleBasedStateMachine):
     def look(self, seconds: float) -> None:
         self.now_s += seconds
         listed = {(a.resource, a.device_ids): Holder("ns", a.key, "c") for a in self.running.values()}
-        judged = {a.key for a in self.broker.allocations()}
+        judged = self.broker.judgeable()
         self.broker.observe_kubelet(Observation(listed, {}), {}, judged)
         for allocation in self.broker.releasable():
             assert allocation.key not in self.running

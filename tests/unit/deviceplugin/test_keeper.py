@@ -6,17 +6,18 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from deviceplugin import lastknown
 from deviceplugin.broker import DAEMON_GRACE_S, Broker
 from deviceplugin.ids import device_id
 from deviceplugin.keeper import Keeper, foreign_holders
 from deviceplugin.kubelet.podresources import Containers
-from deviceplugin.ledger import Ledger
+from deviceplugin.ledger import Ledger, LedgerError
 from deviceplugin.plan.model import Allocation, Refusal
 from deviceplugin.presence import ABSENT_S, Holder
 from mpsd.config.model import CdiConfig, Delivery, Enforcement, GpuDevices
-from mpsd.gpu.model import Mode
+from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.processes import PodProcess
-from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
+from mpsd.snapshot import DaemonState, DaemonStatus, Desired, GpuClient
 from tests.builders import config, fixed, info, resource, snapshot, status, uuid
 from tests.world import CONFIG, SHARE, World
 
@@ -357,3 +358,173 @@ def test_a_pod_in_admission_on_reused_shares_does_not_lose_them_to_its_next_cont
     outcome = world.broker.allocate("gpufrac.dev/b", [device_id(uuid(0), 1)], world.keeper.recheck)
     assert isinstance(outcome, Refusal)
     assert first.key in {a.key for a in world.broker.allocations()}
+
+
+def test_an_allocation_given_out_again_during_the_look_at_its_processes_is_not_released(world: World) -> None:
+    got = world.grant()
+    world.pass_time(ABSENT_S)
+    again: list[object] = []
+    world.mpsd.on_clients = lambda: again.append(world.broker.allocate(got.resource, got.device_ids))
+    world.now_s += 5
+    world.keeper.observe()
+    world.keeper.collect()
+    assert again == [got]
+    assert world.broker.allocations() == [got]
+
+
+def test_a_list_that_was_on_its_way_when_shares_were_given_out_again_says_nothing_of_them(world: World) -> None:
+    got = world.grant()
+    world.run(got, pod="old")
+    world.keeper.observe()
+    world.keeper.observe()
+    world.kubelet.on_list = lambda: world.broker.allocate(got.resource, got.device_ids)
+    world.keeper.observe()  # still shows the old pod
+    world.kubelet.on_list = lambda: None
+    world.kubelet.containers.clear()  # the new one is in admission
+    assert isinstance(world.broker.allocate("gpufrac.dev/b", [device_id(uuid(0), 0)], world.keeper.recheck), Allocation)
+    outcome = world.broker.allocate("gpufrac.dev/b", [device_id(uuid(0), 1)], world.keeper.recheck)
+    assert isinstance(outcome, Refusal)
+    assert got in world.broker.allocations()
+
+
+def test_the_first_list_of_a_new_kubelet_releases_nothing(world: World) -> None:
+    pods = [world.grant("a", device_id(uuid(0), n)) for n in range(9)]
+    for n, pod in enumerate(pods):
+        world.run(pod, pod=f"p{n}")
+    world.keeper.observe()
+    world.start_kubelet()
+    world.kubelet.containers.clear()  # it has read no pod yet
+    outcome = world.broker.allocate("gpufrac.dev/b", [device_id(uuid(0), 0)], world.keeper.recheck)
+    assert isinstance(outcome, Refusal)
+    world.pass_time(50)
+    assert len(world.broker.allocations()) == 9
+
+
+def test_a_list_during_which_the_kubelet_changed_is_not_believed(world: World) -> None:
+    got = world.grant()
+    world.run(got)
+    world.keeper.observe()
+    world.kubelet.containers.clear()
+    world.kubelet.on_list = world.start_kubelet
+    assert not world.keeper.observe()
+    assert world.broker.releasable(pressed=True) == []
+
+
+def test_a_hung_gpu_blocks_the_release_of_its_own_allocations_only(world: World) -> None:
+    stuck, free = world.grant("a", device_id(uuid(0), 0)), world.grant("a", device_id(uuid(1), 0))
+    world.mpsd.hung[uuid(0)] = "driver call hangs"
+    world.pass_time(ABSENT_S + 10)
+    assert world.broker.allocations() == [stuck]
+    assert "driver call hangs" in world.keeper.report.release_blocked[stuck.key]
+    assert free.key not in world.specs.files
+
+
+def test_a_plugin_that_has_not_heard_of_a_gpu_does_not_have_it_unbound(short_tmp: Path) -> None:
+    world = World(short_tmp)
+    world.grant()
+    world.ledger.close()
+    ledger = Ledger(str(short_tmp / "ledger"))
+    fresh = Broker(CONFIG, ledger, monotonic=lambda: world.now_s)
+    (gpu,) = fresh.desired().gpus
+    assert (gpu.uuid, gpu.mode, gpu.limit_bytes) == (uuid(0), Mode.SM_SHARING, 8 << 30)
+    ledger.close()
+
+
+def test_a_gpu_that_mpsd_has_not_read_yet_is_not_lost_and_one_that_is_gone_is(world: World) -> None:
+    got = world.grant("a", device_id(uuid(1), 0))
+    for reason, healthy in (("GPU 1: info() has not returned", True), ("", False)):
+        world.broker.observe_snapshot(structs.replace(snapshot(status(info(0))), reason=reason))
+        world.broker.publish()
+        published = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
+        assert published is not None
+        assert {d.id: d.healthy for d in published.advertisement.devices}[got.device_ids[0]] is healthy
+
+
+def test_an_init_container_without_a_record_is_adopted_and_a_dead_pods_key_is_not_taken(world: World) -> None:
+    lost = world.grant("u", device_id(uuid(0), 5))
+    world.broker.release(lost.key)
+    (world.root / "pods" / "uid-live").mkdir()
+    entries = [world.checkpoint(lost, "uid-live"), world.checkpoint(lost, "uid-dead")]
+    entries[0]["AllocResp"], entries[1]["AllocResp"] = answer_with("a" * 20), answer_with("d" * 20)
+    world.write_checkpoint(entries)
+    world.keeper.observe()
+    assert [(a.key, a.device_ids) for a in world.broker.allocations()] == [("a" * 20, lost.device_ids)]
+
+
+def answer_with(key: str) -> str:
+    import base64
+
+    from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+
+    answer = pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=f"gpufrac.dev/allocation=s{key}")])
+    return base64.b64encode(answer.SerializeToString()).decode()
+
+
+def test_missing_device_nodes_wait_and_do_not_refuse(world: World) -> None:
+    world.broker.set_gpu_kind("nvidia.com/gpu", {uuid(0): "no spec names it"})
+    outcome = world.broker.allocate("gpufrac.dev/a", [SHARE], world.keeper.recheck)
+    assert isinstance(outcome, Allocation)
+
+
+def test_files_are_withdrawn_before_mpsd_is_asked_for_anything(world: World) -> None:
+    world.grant()
+    seen: list[int] = []
+    world.mpsd.apply = lambda desired: seen.append(len(world.specs.files))  # type: ignore[method-assign]
+    world.broker.observe_snapshot(None)
+    world.keeper.mpsd_returned()
+    world.keeper.attach()
+    assert seen == [0]
+
+
+def test_a_new_mpsd_that_came_up_during_a_push_is_told_again(world: World) -> None:
+    told: list[Desired] = []
+
+    def apply(desired: Desired) -> None:
+        told.append(desired)
+        if len(told) == 1:
+            world.keeper.mpsd_returned()
+
+    world.mpsd.apply = apply  # type: ignore[method-assign]
+    world.grant()
+    world.keeper.attach()
+    assert len(told) == 2
+
+
+def test_a_share_waits_for_the_process_of_its_last_owner(world: World) -> None:
+    old = world.grant("b", device_id(uuid(0), 0))
+    world.run(old, pod="forced")
+    world.keeper.observe()
+    world.kubelet.containers.clear()
+    world.keeper.observe()
+    world.mpsd.on_gpu[uuid(0)] = (GpuClient(pid=42, allocation_key=old.key),)
+    new = world.grant("b", device_id(uuid(0), 0))
+    assert new.key != old.key
+    assert new.key not in world.specs.files
+    assert "pid 42" in world.keeper.report.held_back[new.key]
+    world.mpsd.on_gpu.clear()
+    world.keeper.attach()
+    assert new.key in world.specs.files
+
+
+def test_a_record_that_cannot_be_removed_stops_nobody_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = world.grant("a", device_id(uuid(0), 0)), world.grant("a", device_id(uuid(0), 1))
+    remove = world.ledger.remove
+
+    def fail(key: str) -> None:
+        if key == first.key:
+            raise LedgerError("cannot remove the record: read-only file system")
+        remove(key)
+
+    monkeypatch.setattr(world.ledger, "remove", fail)
+    world.pass_time(ABSENT_S + 10)
+    assert world.broker.allocations() == [first]
+    assert "read-only" in world.keeper.report.release_blocked[first.key]
+    assert second.key not in world.specs.files
+
+
+def test_what_was_wrong_before_a_reboot_is_not_believed_after_it(short_tmp: Path) -> None:
+    path = str(short_tmp / "plugin" / "node.json")
+    lost = status(info(0), health=GpuHealth.LOST, reason="off the bus")
+    lastknown.store(path, lastknown.LastKnown(gpus=(lost, status(info(1))), boot_id="one"))
+    assert [gpu.health for gpu in lastknown.load(path, "one").gpus] == [GpuHealth.LOST, GpuHealth.OK]
+    assert [gpu.health for gpu in lastknown.load(path, "two").gpus] == [GpuHealth.UNRESPONSIVE, GpuHealth.OK]

@@ -16,7 +16,9 @@ def test_gone_only_after_the_grace() -> None:
     presence = Presence()
     presence.observe([A], LISTED, 0)
     presence.observe([A], NOTHING, 10)
-    assert presence.releasable(10 + ABSENT_S - 0.1) == set()
+    presence.observe([A], NOTHING, 10 + ABSENT_S - 0.1)
+    assert presence.releasable(1000) == set(), "a kubelet that has been silent since shows nothing"
+    presence.observe([A], NOTHING, 10 + ABSENT_S)
     assert presence.releasable(10 + ABSENT_S) == {A.key}
 
 
@@ -55,8 +57,9 @@ def test_after_a_kubelet_restart_what_is_older_stays_for_a_minute(pressed: bool)
     presence.kubelet_restarted([A], 2)
     presence.observe([A], NOTHING, 3)
     assert presence.vacated() == set()
-    assert presence.releasable(2 + ABSENT_AFTER_RESTART_S - 1, pressed=pressed) == set()
-    assert presence.releasable(2 + ABSENT_AFTER_RESTART_S, pressed=pressed) == {A.key}
+    for after_s, gone in ((ABSENT_AFTER_RESTART_S - 1, set()), (ABSENT_AFTER_RESTART_S, {A.key})):
+        presence.observe([A], NOTHING, 2 + after_s)
+        assert presence.releasable(2 + after_s, pressed=pressed) == gone
 
 
 def test_what_the_new_kubelet_has_shown_or_granted_itself_needs_no_longer_grace() -> None:
@@ -66,6 +69,7 @@ def test_what_the_new_kubelet_has_shown_or_granted_itself_needs_no_longer_grace(
     presence.observe([A, young], LISTED, 1)
     presence.observe([A, young], NOTHING, 2)
     assert presence.vacated() == {A.key}
+    presence.observe([A, young], NOTHING, 2 + ABSENT_S)
     assert presence.releasable(2 + ABSENT_S) == {A.key, young.key}
 
 
@@ -86,12 +90,10 @@ def test_the_newest_generation_of_the_same_shares_is_the_one_held() -> None:
     assert presence.vacated() == {A.key}
 
 
-def test_without_a_checkpoint_overlapping_shares_are_believed_held() -> None:
-    init = allocation("u", f"{uuid(0)}::0", gib=1)
-    app = allocation("u", f"{uuid(0)}::0", f"{uuid(0)}::1", gib=1)
-    listed = {(app.resource, app.device_ids): Holder("ns", "pod", "app")}
+def test_without_a_checkpoint_nothing_is_believed_gone() -> None:
+    """It alone shows plain init containers: unknown is not absent."""
     presence = Presence()
-    presence.observe([init, app], Observation(listed, None), 0)
+    presence.observe([A], NOTHING, 0)
+    presence.observe([A], Observation({}, None), 10)
+    presence.observe([A], Observation({}, None), 1000)
     assert presence.releasable(1000) == set()
-    presence.observe([init, app], Observation(listed, {}), 1000)
-    assert presence.releasable(1000 + ABSENT_S) == {init.key}

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.computemode import hold_mode
+from mpsd.computemode import fits, hold_mode
 from mpsd.errors import TransientError
 from mpsd.gpu.backend import GpuError, GpuNotSupportedError
 from mpsd.gpu.model import ComputeMode, Mode
@@ -15,6 +15,14 @@ DEFAULT, EXCLUSIVE, PROHIBITED = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROC
 @pytest.fixture
 def state(short_tmp: Path) -> StateFile:
     return StateFile(f"{short_tmp}/mpsd.json", "boot")
+
+
+@pytest.mark.parametrize(
+    ("mode", "fitting"),
+    [(Mode.SM_SHARING, {EXCLUSIVE}), (Mode.TIME_SLICING, {DEFAULT}), (None, {DEFAULT, EXCLUSIVE, PROHIBITED})],
+)
+def test_which_compute_modes_fit_a_binding(mode: Mode | None, fitting: set[ComputeMode]) -> None:
+    assert {seen for seen in ComputeMode if fits(mode, seen)} == {*fitting, ComputeMode.UNKNOWN}
 
 
 @pytest.mark.parametrize("found", [DEFAULT, EXCLUSIVE, PROHIBITED])

@@ -11,7 +11,7 @@ from mpsd.config.model import (
     Resource,
 )
 from mpsd.gpu.model import MIB, GpuInfo, GpuState, Inventory, Mode
-from mpsd.plan import DAEMON_MARKER, plan
+from mpsd.plan import DAEMON_MARKER, daemon_spec, plan
 
 GIB = 1024 * MIB
 UUID = "GPU-51000000-0000-4000-8000-00000000000{}"
@@ -52,6 +52,13 @@ def test_without_an_sm_sharing_resource_the_limit_is_all_usable_memory() -> None
     (gpu,) = plan(NodeConfig(resources=(resource(mode=Mode.TIME_SLICING),)), inventory())
     assert gpu.daemon is not None
     assert gpu.daemon.pinned_limit_bytes == gpu.usable_bytes
+
+
+@pytest.mark.parametrize(("live_gib", "pinned_gib"), [(0, 8), (4, 8), (40, 40)])
+def test_the_limit_is_never_below_a_live_one(live_gib: int, pinned_gib: int) -> None:
+    config = NodeConfig(resources=(resource(8),))
+    spec = daemon_spec(config, inventory().gpus[0].info, live_gib * GIB)
+    assert spec.pinned_limit_bytes == pinned_gib * GIB
 
 
 def test_a_resource_of_some_gpus_counts_on_those() -> None:

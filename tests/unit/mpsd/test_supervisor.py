@@ -19,7 +19,7 @@ from mpsd.daemon.lifecycle import Policy
 from mpsd.errors import TransientError
 from mpsd.gpu.backend import GpuError, GpuLostError
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory, Mode
-from mpsd.snapshot import DaemonState, Desired, DesiredGpu, GpuStatus, Snapshot
+from mpsd.snapshot import DaemonState, Desired, DesiredGpu, GpuClients, GpuStatus, Snapshot
 from mpsd.state import StateFile
 from mpsd.supervisor import Supervisor
 from tests.unit.mpsd.fakes import WAIT_S, FakeBackend, FakeHost
@@ -52,8 +52,8 @@ def inventory(*states: GpuState) -> Inventory:
     return Inventory(driver_version="580.95.05", gpus=states)
 
 
-def bind(uuid: str, mode: Mode | None) -> Desired:
-    return Desired(gpus=(DesiredGpu(uuid=uuid, mode=mode),))
+def bind(uuid: str, mode: Mode | None, limit_bytes: int = 0) -> Desired:
+    return Desired(gpus=(DesiredGpu(uuid=uuid, mode=mode, limit_bytes=limit_bytes),))
 
 
 class Bench:
@@ -242,6 +242,54 @@ def test_a_mode_changed_behind_our_back_is_set_again(calm: Bench) -> None:
         assert calm.backend.sets.get(timeout=WAIT_S) == (ONE, ComputeMode.EXCLUSIVE_PROCESS)
 
 
+@pytest.mark.parametrize(
+    ("mode", "changed"),
+    [
+        (Mode.SM_SHARING, ComputeMode.DEFAULT),
+        (Mode.TIME_SLICING, ComputeMode.EXCLUSIVE_PROCESS),
+        (Mode.TIME_SLICING, ComputeMode.PROHIBITED),
+    ],
+)
+def test_a_mode_is_not_in_force_while_the_driver_shows_another(calm: Bench, mode: Mode, changed: ComputeMode) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE, mode))
+    before = calm.until_gpu(ONE, lambda g: g.mode is mode)
+    gate = calm.backend.gates[ONE] = threading.Event()
+    calm.backend.modes[ONE] = changed
+    calm.supervisor.inventory_changed(inventory(state_of(ONE, compute_mode=changed)))
+    assert calm.until_gpu(ONE, lambda g: g.driver_compute_mode is changed).mode is None
+    gate.set()
+    gpu = calm.until_gpu(ONE, lambda g: g.mode is mode)
+    assert gpu.driver_compute_mode is before.driver_compute_mode is calm.backend.modes[ONE]
+
+
+def test_a_reading_from_before_our_change_does_not_end_the_mode(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+    calm.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    calm.supervisor.inventory_changed(inventory(state_of(ONE, read_s=0.0, reason="old", health=GpuHealth.SICK)))
+    gpu = calm.until_gpu(ONE, lambda g: g.reason == "old")
+    assert (gpu.mode, gpu.driver_compute_mode) == (Mode.SM_SHARING, ComputeMode.EXCLUSIVE_PROCESS)
+
+
+def test_an_unknown_compute_mode_fits(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+    calm.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    calm.supervisor.inventory_changed(inventory(state_of(ONE, compute_mode=ComputeMode.UNKNOWN)))
+    gpu = calm.until_gpu(ONE, lambda g: g.driver_compute_mode is ComputeMode.UNKNOWN)
+    assert gpu.mode is Mode.SM_SHARING
+
+
+def test_the_trouble_of_a_binding_goes_with_it(calm: Bench) -> None:
+    with gpu_user(None) as pid:
+        calm.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid),))))
+        calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+        calm.until_gpu(ONE, lambda g: "foreign processes" in g.reason)
+        calm.supervisor.apply(bind(ONE, None))
+        calm.until_gpu(ONE, lambda g: g.reason == "")
+
+
 def test_the_desired_state_outlives_mpsd(short_tmp: Path, watchless: None) -> None:
     StateFile(f"{short_tmp}/state/mpsd.json", "boot").record_desired(bind(ONE, Mode.SM_SHARING))
     with running(Bench(short_tmp, CALM)) as again:
@@ -284,11 +332,11 @@ def test_clients_are_joined_and_told_apart(calm: Bench) -> None:
         assert seen == {mps: ("k1", True, mps), plain: ("k2", False, plain), foreign: (None, False, foreign)}
         assert gpu.foreign_processes == (foreign,)
         calm.backend.running[ONE] = (GpuProcess(pid=mps),)
-        assert [c.pid for c in calm.supervisor.clients([ONE, "GPU-unknown"])[ONE]] == [mps]
+        assert [c.pid for c in calm.supervisor.clients([ONE])[ONE].clients] == [mps]
         calm.until_gpu(ONE, lambda g: len(g.clients) == 1)
         calm.backend.running.clear()
         calm.host.connected.clear()
-        assert calm.supervisor.clients([ONE]) == {ONE: ()}
+        assert calm.supervisor.clients([ONE]) == {ONE: GpuClients()}
 
 
 def test_more_memory_alone_asks_no_daemon(calm: Bench) -> None:
@@ -308,15 +356,32 @@ def test_clients_that_cannot_be_told_are_an_error_not_an_empty_list(calm: Bench)
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
     calm.until_daemon(ONE, DaemonState.READY)
     calm.host.fail["clients"] = TransientError("cannot get an answer")
-    with pytest.raises(TransientError, match=f"cannot list the clients of GPU {ONE}: cannot get an answer"):
-        calm.supervisor.clients([ONE])
+    error = f"cannot list the clients of GPU {ONE}: cannot get an answer"
+    assert calm.supervisor.clients([ONE]) == {ONE: GpuClients(error=error)}
     calm.host.fail.clear()
     calm.backend.fail["processes"] = GpuError("cannot call")
-    with pytest.raises(TransientError, match="cannot call"):
-        calm.supervisor.clients([ONE])
+    assert calm.supervisor.clients([ONE])[ONE].error.endswith(": cannot call")
     calm.backend.fail["processes"] = GpuLostError("lost")
-    assert calm.supervisor.clients([ONE]) == {ONE: ()}
+    assert calm.supervisor.clients([ONE]) == {ONE: GpuClients()}
     calm.backend.fail.clear()
+
+
+def test_a_hung_gpu_spoils_no_other_answer_and_no_look_up_piles_up(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    calm.until_daemon(TWO, DaemonState.READY)
+    asked = calm.host.verbs(ONE).count("clients")
+    gate = calm.backend.gates[ONE] = threading.Event()
+    calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))  # hangs, and with it all driver calls of this GPU
+    for _ in range(5):
+        found = calm.supervisor.clients([ONE, TWO, "GPU-unknown"], timeout_s=0.2)
+        assert found[TWO] == GpuClients()
+        assert found[ONE].error == f"cannot list the clients of GPU {ONE}: no answer in 0.2 s"
+        assert "does not know this GPU" in found["GPU-unknown"].error
+    gate.set()
+    assert calm.supervisor.clients([ONE]) == {ONE: GpuClients()}
+    # The one that hung, and the one just asked for, which waited for it.
+    assert calm.host.verbs(ONE).count("clients") <= asked + 2
 
 
 def test_a_gpu_with_foreign_processes_is_not_bound_until_they_end(calm: Bench) -> None:
@@ -354,19 +419,56 @@ def test_what_needs_a_restart_is_said_and_not_taken(calm: Bench) -> None:
     calm.until(lambda s: s.config_error == "")
 
 
-def test_a_gpu_excluded_by_a_reload_drains_while_it_is_bound(fast: Bench) -> None:
+def test_a_reload_does_not_put_the_limit_below_a_live_allocation(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    calm.supervisor.apply(bind(ONE, Mode.SM_SHARING, 40 * GIB))
+    calm.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.pinned_limit_bytes == 40 * GIB)
+    calm.supervisor.config_changed(msgspec.structs.replace(calm.config, resources=(resource(4),)))
+    calm.until_gpu(TWO, lambda g: g.daemon is not None and g.daemon.pinned_limit_bytes == 4 * GIB)
+    assert calm.host.limits[ONE] == 40 * GIB
+    calm.supervisor.apply(bind(ONE, None))
+    calm.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.pinned_limit_bytes == 4 * GIB)
+    assert calm.host.verbs(ONE).count("spawn") == 1
+
+
+def test_the_limit_of_live_allocations_outlives_mpsd(short_tmp: Path, watchless: None) -> None:
+    StateFile(f"{short_tmp}/state/mpsd.json", "boot").record_desired(bind(ONE, Mode.SM_SHARING, 40 * GIB))
+    with running(Bench(short_tmp, CALM)) as again:
+        again.supervisor.inventory_changed(inventory(state_of(ONE)))
+        gpu = again.until_daemon(ONE, DaemonState.READY)
+        assert gpu.daemon is not None
+        assert gpu.daemon.pinned_limit_bytes == 40 * GIB
+        assert again.host.verbs(ONE).count("configure") == 1
+
+
+def test_a_gpu_excluded_by_a_reload_keeps_its_daemon_while_it_is_bound(fast: Bench) -> None:
     fast.supervisor.inventory_changed(inventory(state_of(ONE)))
-    fast.supervisor.apply(bind(ONE, Mode.SM_SHARING))
+    fast.supervisor.apply(bind(ONE, Mode.SM_SHARING, 8 * GIB))
     fast.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
     fast.until_daemon(ONE, DaemonState.READY)
     fast.supervisor.config_changed(msgspec.structs.replace(fast.config, gpus=GpuSelection(exclude=(ONE,))))
-    gpu = fast.until_daemon(ONE, DaemonState.DRAINING)
-    assert gpu.not_shared == "it is excluded by the config"
+    gpu = fast.until_gpu(ONE, lambda g: g.not_shared == "it is excluded by the config")
     assert gpu.mode is Mode.SM_SHARING
+    gpu = fast.until_daemon(ONE, DaemonState.READY)
+    fast.exits(ONE)
+    gpu = fast.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.restarts == 1 and g.daemon.state == "ready")
+    assert gpu.daemon is not None
+    assert gpu.daemon.pinned_limit_bytes is not None
+    assert gpu.daemon.pinned_limit_bytes >= 8 * GIB
+    assert "quit" not in fast.host.verbs(ONE)
     fast.supervisor.apply(Desired())
     fast.until_daemon(ONE, DaemonState.STOPPING)
     fast.exits(ONE)
     fast.until_gpu(ONE, lambda g: g.daemon is None)
+
+
+def test_an_excluded_gpu_that_is_bound_gets_its_daemon_from_a_new_mpsd(short_tmp: Path, watchless: None) -> None:
+    config = NodeConfig(resources=(), gpus=GpuSelection(exclude=(ONE,)), mps=MpsConfig(run_root=f"{short_tmp}/run"))
+    StateFile(f"{short_tmp}/state/mpsd.json", "boot").record_desired(bind(ONE, Mode.SM_SHARING, 8 * GIB))
+    with running(Bench(short_tmp, CALM, config)) as bench:
+        bench.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+        gpu = bench.until_daemon(ONE, DaemonState.READY)
+        assert gpu.not_shared == "it is excluded by the config"
 
 
 def test_a_recorded_daemon_of_an_unshared_gpu_is_found_and_ended(short_tmp: Path, watchless: None) -> None:

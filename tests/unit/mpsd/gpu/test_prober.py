@@ -208,6 +208,7 @@ def test_a_lost_and_a_hanging_gpu_at_once_do_not_make_it_spin() -> None:
         rig.prober.kick()
         backend.await_calls(before + 1, "info", gpu_uuid(0))
         backend.listed = [gpu_uuid(0), gpu_uuid(2)]
+        backend.fail["info", gpu_uuid(1)] = GpuLostError("cannot call: GPU is lost (NVML 15)", 15)
         rig.advance(1000.0)
         rig.seen.await_health(gpu0=UNRESPONSIVE, gpu2=OK)
         rig.rounds(1)
@@ -257,14 +258,56 @@ def test_vanished_gpu_is_lost_and_looked_for_afresh_with_backoff() -> None:
     with probing(backend) as rig:
         rig.seen.await_one(whole)
         backend.listed = [gpu_uuid(0)]
-        rig.prober.kick()
+        backend.fail["info", gpu_uuid(1)] = GpuError("cannot call: Unknown Error (NVML 999)", 999)
+        rig.rounds(2)
         inventory = rig.seen.await_health(gpu0=OK, gpu1=LOST)
         assert "no longer lists" in state(inventory, 1).reason
         rig.rounds(5)
         assert backend.count("open") <= 2  # kicks do not shorten the pauses
         backend.listed = [gpu_uuid(0), gpu_uuid(1)]
+        backend.fail.clear()
         rig.rounds(3)
         rig.seen.await_health(gpu0=OK, gpu1=OK)
+
+
+def test_a_gpu_that_answers_is_not_lost_whatever_the_list_says() -> None:
+    backend = ScriptedBackend()
+    with probing(backend) as rig:
+        rig.seen.await_one(whole)
+        backend.listed = [gpu_uuid(0)]
+        rig.rounds(4)
+        assert len(rig.seen.all) == 1
+
+
+def test_a_hanging_gpu_that_leaves_the_list_is_lost() -> None:
+    backend = ScriptedBackend()
+    with probing(backend) as rig:
+        rig.seen.await_one(whole)
+        gate = backend.gates["info", gpu_uuid(1)] = threading.Event()
+        before = backend.count("info", gpu_uuid(1))
+        rig.prober.kick()
+        backend.await_calls(before + 1, "info", gpu_uuid(1))
+        rig.advance(10.0)
+        rig.seen.await_health(gpu0=OK, gpu1=UNRESPONSIVE)
+        backend.listed = [gpu_uuid(0)]
+        rig.rounds(3)
+        rig.seen.await_health(gpu0=OK, gpu1=LOST)
+        gate.set()
+        backend.listed = [gpu_uuid(0), gpu_uuid(1)]
+        rig.rounds(3)
+        rig.seen.await_health(gpu0=OK, gpu1=OK)
+
+
+def test_a_listed_gpu_that_was_never_read_is_named_from_the_first_inventory_on() -> None:
+    backend = ScriptedBackend()
+    backend.fail["info", gpu_uuid(1)] = GpuError("cannot call: Unknown Error (NVML 999)", 999)
+    with probing(backend) as rig:
+        rig.seen.await_health(gpu0=OK)
+        assert gpu_uuid(1) in rig.seen.all[0].reason
+        backend.fail.clear()
+        rig.rounds(1)
+        rig.seen.await_one(whole)
+        assert rig.seen.all[-1].reason == ""
 
 
 def test_one_failed_probe_changes_nothing_two_make_it_sick() -> None:

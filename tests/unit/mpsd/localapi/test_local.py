@@ -21,7 +21,7 @@ from mpsd.localapi import server as server_module
 from mpsd.localapi import wire
 from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.server import LocalServer
-from mpsd.snapshot import Desired, DesiredGpu, Snapshot
+from mpsd.snapshot import Desired, DesiredGpu, GpuClient, GpuClients, Snapshot
 
 WAIT_S = 20.0
 
@@ -32,6 +32,8 @@ class Owner:
     def __init__(self) -> None:
         self.snapshot = Snapshot(instance="i", generation=1)
         self.desired: Desired | None = None
+        self.found: dict[str, GpuClients] = {}
+        self.asked: dict[str, Any] = {}
         self.stopped = False
         self.waiting = threading.Event()
         self.changed = threading.Condition()
@@ -51,6 +53,7 @@ class Owner:
             "snapshot": lambda _: self.snapshot,
             "watch": self._watch,
             "apply": self._apply,
+            "clients": self._clients,
             "status": lambda _: {"pid": os.getpid()},
             "echo": lambda params: params,
             "fail": self._fail,
@@ -72,6 +75,10 @@ class Owner:
 
     def _apply(self, params: dict[str, Any]) -> None:
         self.desired = msgspec.convert(params["desired"], Desired)
+
+    def _clients(self, params: dict[str, Any]) -> dict[str, GpuClients]:
+        self.asked = params
+        return self.found
 
     def _fail(self, params: dict[str, Any]) -> None:
         raise ConfigError("cannot do that: not configured")
@@ -129,6 +136,17 @@ def test_calls(path: str, owner: Owner) -> None:
     client.apply(desired)
     assert owner.desired == desired
     assert call(path, "echo", {"a": [1, "zwei\n"]}, dict[str, list[Any]]) == {"a": [1, "zwei\n"]}
+
+
+@pytest.mark.usefixtures("running")
+def test_clients_come_per_gpu_and_mpsd_is_given_less_time_than_the_call(path: str, owner: Owner) -> None:
+    owner.found = {
+        "GPU-a": GpuClients(clients=(GpuClient(pid=7, allocation_key="k", used_bytes=1),)),
+        "GPU-b": GpuClients(error="cannot list them"),
+    }
+    assert MpsdClient(path).clients(["GPU-a", "GPU-b"], WAIT_S) == owner.found
+    assert owner.asked["uuids"] == ["GPU-a", "GPU-b"]
+    assert 0 < owner.asked["timeout_s"] < WAIT_S
 
 
 @pytest.mark.usefixtures("running")
