@@ -96,7 +96,7 @@ metrics: {{address: ""}}
         self.mpsd.start()
         self.mpsd.until_ready()
         plugin = self.start_plugin()
-        self.until(lambda: self.allocatable(SMALL) > 0)
+        self.until(lambda: all(self.allocatable(name) > 0 for name in (SMALL, BIG, UNITS, SLICED)))
         return plugin
 
     def log(self) -> str:
