@@ -27,6 +27,7 @@ from mpsd.snapshot import Desired, DesiredGpu, GpuStatus, Snapshot
 
 DAEMON_GRACE_S = 10.0
 """How long a daemon (or mpsd) may be away before free shares turn Unhealthy: a restart takes about a second."""
+GRANT_REST_S = 0.01
 OFFER_REST_S = 1.0
 """How long after a grant the units on offer stay on their GPU, so that a pod's next container finds them there."""
 EMPTY = Advertisement(())
@@ -71,7 +72,8 @@ class Broker:
         self._granted_at: dict[str, float] = {}
         self._lists: dict[str, Published] = {}
         self._view = NodeView(gpus={}, resources={}, client_limit=config.mps.client_limit)
-        self._dirty = True
+        self._dirty = self._urgent = True
+        self._version = 0
         self._closed = False
         self.problems: tuple[str, ...] = ()
         allocations, problems = ledger.load()
@@ -157,7 +159,7 @@ class Broker:
             self._ledger.put(outcome)
             self._accounts.add(outcome)
             self._granted_at[resource] = self._monotonic()
-            self._mark_dirty()
+            self._mark_dirty(urgent=False)
         return outcome
 
     def preferred(self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
@@ -326,10 +328,15 @@ class Broker:
             if self._absence:
                 return {}
             status = {gpu.info.uuid: gpu for gpu in self._gpus}
+            judged: dict[tuple[str, Mode, int], bool] = {}  # hundreds of allocations ask the same few questions
             allowed = {}
             for allocation in self._accounts:
                 gpu = status.get(allocation.gpus[0])
-                if gpu is not None and not start_objection(allocation, gpu):
+                question = (allocation.gpus[0], allocation.mode, allocation.limit_bytes)
+                if question not in judged:
+                    judged[question] = not start_objection(allocation, gpu)
+                if judged[question]:
+                    assert gpu is not None
                     allowed[allocation.key] = (allocation, gpu.daemon.pipe_directory if gpu.daemon else "")
             return allowed
 
@@ -352,10 +359,16 @@ class Broker:
             return self._next_deadline_s()
 
     def wait_dirty(self, timeout_s: float) -> bool:
-        """Waits until something changed (true) or the time passed (false); clears the mark."""
+        """Waits until something changed (true) or the time passed (false); clears the mark.
+
+        Grants alone rest for GRANT_REST_S, so that a burst of them is worked off together; all else is told at once.
+        """
         with self._dirty_condition:
-            self._dirty_condition.wait_for(lambda: self._dirty or self._closed, max(0.0, timeout_s))
-            dirty, self._dirty = self._dirty, False
+            self._dirty_condition.wait_for(lambda: self._dirty or self._urgent, max(0.0, timeout_s))
+            if self._dirty and not self._urgent:
+                self._dirty_condition.wait_for(lambda: self._urgent, GRANT_REST_S)
+            dirty = self._dirty or self._urgent
+            self._dirty = self._urgent = False
             return dirty
 
     def wake(self) -> None:
@@ -375,6 +388,11 @@ class Broker:
     @property
     def config(self) -> NodeConfig:
         return self._config
+
+    @property
+    def version(self) -> int:
+        """Grows with every change that could matter to anybody."""
+        return self._version
 
     @property
     def connected(self) -> bool:
@@ -422,6 +440,11 @@ class Broker:
                 self._presence.holder(a.key) is None and not self._accounts.is_vacated(a.key) for a in self._accounts
             )
 
+    def is_live(self, key: str) -> bool:
+        """Whether the allocation is not released."""
+        with self._lock:
+            return key in self._accounts and key not in self._releasing
+
     def predecessors(self, allocation: Allocation) -> set[str]:
         """Older allocations of the same shares whose pod is gone, but which are not released yet."""
         with self._lock:
@@ -442,8 +465,10 @@ class Broker:
 
     # --- inside the lock -----------------------------------------------------------------------------------------
 
-    def _mark_dirty(self) -> None:
+    def _mark_dirty(self, *, urgent: bool = True) -> None:
         self._dirty = True
+        self._urgent = self._urgent or urgent
+        self._version += 1
         self._dirty_condition.notify_all()
 
     def _published(self, resource: str) -> Published:

@@ -8,7 +8,7 @@ checks that containers really carry our marker. Both compare desired with observ
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +48,10 @@ MARKERS_S = 4.0
 UNKNOWN_CLIENTS = GpuClients(error="mpsd does not know the GPU")
 PAUSE = "pause"
 """The process that holds a pod's namespaces."""
+
+
+Grant = tuple[Allocation, str]
+"""An allocation that may start, and its daemon's pipe directory."""
 
 
 class SpecFiles(Protocol):
@@ -174,44 +178,48 @@ class Keeper:
         """One round: files withdrawn first, lists published, desired state pushed, and only then files written: mpsd
         may take long to answer. Seconds until a list changes by time alone."""
         settled = self._broker.mpsd_seen or self._monotonic() - self._started_s >= UNKNOWN_S
-        problems = self._withdraw_unpermitted() if settled else []
+        version, permitted = self._broker.version, self._broker.permitted()
+        problems = self._withdraw_all_but(permitted) if settled else []
         deadline_s = self._broker.publish()
-        verify = (
-            not self._verified_s or self._monotonic() - self._verified_s >= VERIFY_S or bool(self.report.spec_error)
-        )
+        due = not self._verified_s or self._monotonic() - self._verified_s >= VERIFY_S
+        verify = due or bool(self.report.spec_error)
         self._push(again=verify)
         if settled:
-            problems += self._write_permitted(verify)
+            if self._broker.version != version:
+                permitted = self._broker.permitted()
+            problems += self._write_all(permitted, verify=verify)
             self._note_spec_error("; ".join([problem for problem in problems if problem][:3]))
         return deadline_s
 
-    def _withdraw_unpermitted(self) -> list[str]:
+    def _withdraw_all_but(self, permitted: Mapping[str, Grant]) -> list[str]:
         with self._spec_lock:
-            permitted = self._broker.permitted()
             problems = [self._withdraw(key) for key in sorted(self._published - permitted.keys())]
             self.report.published = frozenset(self._published)
         return problems
 
-    def _write_permitted(self, verify: bool) -> list[str]:
-        held_back = self._held_back()
+    def _write_all(self, permitted: Mapping[str, Grant], *, verify: bool) -> list[str]:
+        held_back = self._held_back([permitted[key][0] for key in permitted.keys() - self._published])
         with self._spec_lock:
-            permitted = {key: grant for key, grant in self._broker.permitted().items() if key not in held_back}
+            wanted = permitted.keys() if verify else permitted.keys() - self._published
+            # What was released since must not come back.
+            grants = {key: permitted[key] for key in wanted - held_back.keys() if self._broker.is_live(key)}
             if verify:
-                problems = self._verify(permitted)
+                problems = self._verify(grants)
                 self._verified_s = self._monotonic()
             else:
-                problems = [self._write(*permitted[key]) for key in permitted.keys() - self._published]
+                problems = [self._write(*grant) for grant in grants.values()]
             self.report.published = frozenset(self._published)
             self.report.held_back = held_back
         return problems
 
-    def _held_back(self) -> dict[str, str]:
+    def _held_back(self, young: Iterable[Allocation]) -> dict[str, str]:
         """New allocations of shares on which a process of their last owner still lives (a pod deleted by force)."""
         held_back: dict[str, str] = {}
-        for key, (allocation, _) in self._broker.permitted().items():
-            older = self._broker.predecessors(allocation) if key not in self._published else set()
+        for allocation in young:
+            older = self._broker.predecessors(allocation)
             if not older:
                 continue
+            key = allocation.key
             uuid = allocation.gpus[0]
             try:
                 found = self._mpsd.clients([uuid], PRESSED_CLIENTS_S).get(uuid, UNKNOWN_CLIENTS)
@@ -224,7 +232,7 @@ class Keeper:
                 held_back[key] = f"pid {', '.join(map(str, alive[:5]))} of the share's last owner still uses the GPU"
         return held_back
 
-    def _verify(self, permitted: Mapping[str, tuple[Allocation, str]]) -> list[str]:
+    def _verify(self, permitted: Mapping[str, Grant]) -> list[str]:
         """Makes the directory exactly what is permitted, whatever was in it."""
         try:
             applied = self._specs.apply({key: render.spec(*grant) for key, grant in permitted.items()})
