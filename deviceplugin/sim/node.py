@@ -351,6 +351,7 @@ class SimulatedNode:
         status = self._plugin_status()
         reasons = {entry["name"]: entry["reason"] for entry in status["resources"]}
         gpus = SimulatedDriver(self.simulation_directory).gpus()
+        at_kubelet = self.kubelet.resources
         return {
             "name": NODE_NAME,
             "directory": self.directory,
@@ -365,7 +366,8 @@ class SimulatedNode:
                     "allocatable": shown.allocatable,
                     "reason": reasons.get(name, "") if not shown.allocatable else "",
                 }
-                for name, shown in self.kubelet.resources.items()
+                for name in dict.fromkeys((*reasons, *at_kubelet))  # in the config's order
+                if (shown := at_kubelet.get(name)) is not None
             },
         }
 
