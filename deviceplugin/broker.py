@@ -91,24 +91,19 @@ class Broker:
         """Grants shares durably, or refuses.
 
         Args:
-            recheck: looks at the kubelet once more and reports what it saw (`observe_kubelet`); called without the
-                lock, and only before a refusal for lack of room or a mode conflict.
+            recheck: looks at the kubelet once more and reports what it saw (`observe_kubelet`). Called without the
+                lock, and only where it matters: before a refusal for lack of room or a mode conflict, and where the
+                shares' live allocation would be planned differently now.
 
         Raises:
             LedgerError: the grant can't be recorded; nothing is granted.
         """
         wanted = tuple(sorted(device_ids))
         with self._lock:
-            outdated = self._outdated(resource, wanted)
-            outcome = self._allocate(resource, wanted) if not outdated else None
-        if outdated:
+            outcome = None if self._outdated(resource, wanted) else self._allocate(resource, wanted)
+        if outcome is None or (isinstance(outcome, Refusal) and outcome.code is not RefusalCode.INVALID):
             if recheck is not None:
                 recheck()
-            with self._lock:
-                outcome = self._allocate(resource, wanted)
-        assert outcome is not None
-        if isinstance(outcome, Refusal) and outcome.code is not RefusalCode.INVALID and recheck is not None:
-            recheck()
             with self._lock:
                 outcome = self._allocate(resource, wanted)
         return outcome
