@@ -29,21 +29,21 @@ def objection(resource: Resource, delivery: Delivery) -> str:
     """Why a resource may not be advertised on this node, empty when it may."""
     if has_burst(resource.memory):
         return (
-            "its limit is above its request, which needs soft limits (driver r615 or newer with hard enforcement): "
-            "MPS protocol 2 has none; set the limit equal to the request"
+            "its limit is above its request, which needs soft limits (hard enforcement on driver r615 or newer, not part "
+            "of this version): set the limit equal to the request"
         )
     given = level(resource.mode, delivery)
     if given.rank >= resource.enforcement.rank:
         return ""
     if resource.enforcement is Enforcement.HARD:
         return (
-            f"it demands hard enforcement, but this node enforces {given} limits only: "
-            "lower its `enforcement`, or wait for support of cgroup limits on driver r615"
+            f"it demands hard enforcement (driver r615 or newer), which is not part of this version: this node enforces "
+            f"{given} limits only; lower its `enforcement`"
         )
     if resource.mode is Mode.TIME_SLICING:
         return (
-            "time-slicing has no memory limit on this driver: use `compute.mode: sm-sharing`, or a driver with hard "
-            "enforcement (r615 or newer), or accept it unenforced with `enforcement: none`"
+            "time-slicing has a memory limit only with hard enforcement (driver r615 or newer, not part of this "
+            "version): use `compute.mode: sm-sharing`, or accept it unenforced with `enforcement: none`"
         )
     return (
         "with `cdi.delivery: both` a pod can override its limit: use `delivery: cdi` with a CDI-enabled runtime, or "
