@@ -29,15 +29,15 @@ def objection(resource: Resource, delivery: Delivery) -> str:
     """Why a resource may not be advertised on this node, empty when it may."""
     if has_burst(resource.memory):
         return (
-            "its limit is above its request, which needs soft limits (hard enforcement on driver r615 or newer, not part "
-            "of this version): set the limit equal to the request"
+            "its limit is above its request, which needs soft limits (hard enforcement on driver r615 or newer, not "
+            "part of this version): set the limit equal to the request"
         )
     given = level(resource.mode, delivery)
     if given.rank >= resource.enforcement.rank:
         return ""
     if resource.enforcement is Enforcement.HARD:
         return (
-            f"it demands hard enforcement (driver r615 or newer), which is not part of this version: this node enforces "
+            "it demands hard enforcement (driver r615 or newer), which is not part of this version: this node enforces "
             f"{given} limits only; lower its `enforcement`"
         )
     if resource.mode is Mode.TIME_SLICING:
