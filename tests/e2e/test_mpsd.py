@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,7 +201,9 @@ def test_cleanup_leaves_the_node_as_found(node: MpsdNode) -> None:
     bind(node)
     program = node.cuda(gpu, "--allocate", "1Gi", "--hold", "--stay", GPUFRAC_ALLOCATION="k1")
     first_line(program)
-    assert node.call("cleanup") == {"left": []}
+    command = [sys.executable, "-m", "deviceplugin.cli.main", "mpsd", "cleanup", "--run-root", node.run_root]
+    got = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (got.returncode, got.stderr) == (0, "")
     assert node.mps_processes() == []
     assert node.driver.compute_mode(gpu.info.uuid) == "DEFAULT"
     state = saved_state(node)
