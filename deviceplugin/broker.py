@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from deviceplugin import ids
-from deviceplugin.ledger import Ledger
+from deviceplugin.ledger import Ledger, LedgerError
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
@@ -64,6 +64,7 @@ class Broker:
         self._mpsd_seen = False
         self._complete = False
         self._releasing: set[str] = set()
+        self._ledger_error = ""
         self._trouble_since: dict[str, tuple[str, float]] = {}
         self._foreign: dict[str, str] = {}
         self._gpu_kind = ""
@@ -151,11 +152,42 @@ class Broker:
         )
         if isinstance(outcome, Allocation):
             outcome = structs.replace(outcome, created_unix_s=round(self._wall(), 3))
-            self._ledger.put(outcome)
+            self._record(outcome)
             self._accounts.add(outcome)
             self._granted_at[resource] = self._monotonic()
             self._mark_dirty(urgent=False)
         return outcome
+
+    def _record(self, allocation: Allocation) -> None:
+        """Writes the record. When that fails, nothing more is offered until `probe_ledger` finds it mended: each
+        refused pod would only be followed by the next."""
+        try:
+            self._ledger.put(allocation)
+        except LedgerError as error:
+            self._note_ledger(str(error))
+            raise
+
+    def _note_ledger(self, error: str) -> None:
+        if error != self._ledger_error:
+            self._ledger_error = error
+            self._rebuild()
+            self._mark_dirty()
+
+    def probe_ledger(self) -> None:
+        """Looks whether a ledger that failed can be written again."""
+        with self._lock:
+            if self._ledger_error:
+                try:
+                    self._ledger.probe()
+                except LedgerError as error:
+                    self._note_ledger(str(error))
+                else:
+                    self._note_ledger("")
+
+    @property
+    def ledger_error(self) -> str:
+        """Why nothing can be recorded, and so nothing is offered; empty when fine."""
+        return self._ledger_error
 
     def preferred(self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """The shares a container should get; see plan.preferred. Unknown resources have no preference."""
@@ -277,7 +309,7 @@ class Broker:
                 outcome = structs.replace(outcome, key=key or outcome.key, created_unix_s=round(self._wall(), 3))
                 if outcome.key in self._accounts:
                     return Refusal(RefusalCode.INVALID, f"{resource}: key {outcome.key} already names other shares")
-                self._ledger.put(outcome)
+                self._record(outcome)
                 self._accounts.add(outcome)
                 self._mark_dirty()
             return outcome
@@ -308,7 +340,11 @@ class Broker:
         """Forgets an allocation whose CDI file is gone. Raises LedgerError; then it stays."""
         with self._lock:
             if key in self._accounts:
-                self._ledger.remove(key)
+                try:
+                    self._ledger.remove(key)
+                except LedgerError as error:
+                    self._note_ledger(str(error))
+                    raise
                 self._accounts.remove(key)
                 self._releasing.discard(key)
                 self._mark_dirty()
@@ -475,7 +511,7 @@ class Broker:
         for status in self._gpus:
             uuid = status.info.uuid
             trouble = self._graced(uuid, self._absence or daemon_trouble(status), now_s)
-            waiting = self._kind_trouble.get(uuid, "") or (trouble if self._absence else "")
+            waiting = self._ledger_error or self._kind_trouble.get(uuid, "") or (trouble if self._absence else "")
             blocked = self._blocked(status)
             views.append(gpu_view(status, self._config, blocked=blocked, waiting=waiting, daemon_waiting=trouble))
         view = structs.replace(node_view(self._config, views, self._view), complete=self._complete)

@@ -127,6 +127,7 @@ class Keeper:
         self._marked_s = float("-inf")
         self._foreign: dict[str, str] = {}
         self._resent: set[str] = set()
+        self._ledger_error = ""
         self._kubelet_identity: Identity | None = None
         self._adoption_refused: dict[Shares, str] = {}
         self._threads = [
@@ -165,14 +166,25 @@ class Keeper:
             if self._stop.is_set():
                 return
             try:
+                self._note_ledger()
                 wait_s = min(VERIFY_S, self.attach() or VERIFY_S)
-                if self._push_needed or self.report.spec_error or self.report.held_back:
+                if self._push_needed or self.report.spec_error or self.report.held_back or self._broker.ledger_error:
                     wait_s = min(wait_s, 1.0)
                 if granted:
                     self._look.set()
             except Exception:
                 log.exception("the attacher failed and goes on")
                 wait_s = 1.0
+
+    def _note_ledger(self) -> None:
+        self._broker.probe_ledger()
+        error = self._broker.ledger_error
+        if error != self._ledger_error:
+            if error:
+                log.error("allocations can't be recorded; nothing new is offered", error=error)
+            else:
+                log.info("allocations can be recorded again")
+            self._ledger_error = error
 
     def attach(self) -> float | None:
         """One round: files withdrawn first, lists published, desired state pushed, and only then files written: mpsd

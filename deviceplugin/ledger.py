@@ -69,5 +69,13 @@ class Ledger:
                 f"cannot remove the record {key} in {self.directory}: {error.strerror or error}"
             ) from error
 
+    def probe(self) -> None:
+        """Writes and removes a file, to see whether records can be written. Raises LedgerError."""
+        try:
+            self._files.put("probe", b"")
+            self._files.remove("probe")
+        except OSError as error:
+            raise LedgerError(f"cannot write records in {self.directory}: {error.strerror or error}") from error
+
     def close(self) -> None:
         self._files.close()

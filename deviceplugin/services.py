@@ -117,7 +117,7 @@ class Services:
             config_error=self._config_error,
             config_restart_needed=self._restart_needed,
             gpu_devices_reason=self._devices.choice.reason,
-            problems=self._broker.problems,
+            problems=(*self._broker.problems, *filter(None, [self._broker.ledger_error])),
         )
 
     def _status(self, params: Mapping[str, object]) -> PluginStatus:

@@ -9,7 +9,7 @@ import click
 
 from deviceplugin.cli.output import EXIT_UNREACHABLE, Failure, failures, output_option, print_json, print_table, size
 from deviceplugin.status import PluginStatus
-from mpsd.errors import NotReachableError
+from mpsd.errors import GpufracError, NotReachableError
 from mpsd.snapshot import Snapshot
 
 P = ParamSpec("P")
@@ -75,13 +75,20 @@ def look(config_path: str | None, run_root: str | None) -> Node:
     mpsd_error = plugin_error = ""
     try:
         snapshot = MpsdClient(f"{root}/mpsd.sock").snapshot()
-    except NotReachableError as error:
-        mpsd_error = str(error)
+    except GpufracError as error:
+        mpsd_error = _unread("mpsd", root, error)
     try:
         plugin = call(f"{root}/plugin.sock", "status", {}, PluginStatus)
-    except NotReachableError as error:
-        plugin_error = str(error)
+    except GpufracError as error:
+        plugin_error = _unread("plugin", root, error)
     return Node(snapshot, mpsd_error, plugin, plugin_error)
+
+
+def _unread(name: str, root: str, error: GpufracError) -> str:
+    """Why one process shows nothing; an answer that makes no sense is mostly another version's."""
+    if isinstance(error, NotReachableError):
+        return str(error)
+    return f"cannot use the answer of gpufrac {name} on {root}/{name}.sock: {error}; is it of this command's version?"
 
 
 @click.command(epilog="Example: gpufrac status")

@@ -44,6 +44,10 @@ def failures(function: Callable[P, R]) -> Callable[P, R]:
             raise Failure(str(error), EXIT_UNREACHABLE) from error
         except GpufracError as error:
             raise Failure(str(error)) from error
+        except BrokenPipeError:
+            raise  # click ends quietly
+        except OSError as error:
+            raise Failure(f"cannot finish: {error.strerror or error}") from error
 
     return wrapped
 

@@ -26,7 +26,7 @@ from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
 from deviceplugin.sim.pods import NODE_NAME
 from deviceplugin.sim.runtime import State, write_nvidia_spec
-from mpsd.config.load import parse_config
+from mpsd.config.load import ConfigErrors, parse_config
 from mpsd.config.model import (
     GIB,
     CdiConfig,
@@ -60,6 +60,7 @@ DEFAULT_GPU_MEMORY_BYTES = 80 * GIB
 
 _OURS = ("run", "log", "state", "kubelet", "cdi")
 _LOCK, _CONFIG = "sim.lock", "config.yaml"
+_PATHS = ("mps.runRoot", "mps.logRoot", "cdi.directory", "kubelet.root", "stateRoot")
 _ON_THE_WAY = (DaemonState.ABSENT, DaemonState.STARTING, DaemonState.CONFIGURING)
 
 
@@ -176,9 +177,14 @@ class SimulatedNode:
         self._config_text = json.dumps(effective(self.config), indent=2) + "\n"
         try:
             parse_config(self._config_text, _CONFIG)
-        except ConfigError as error:  # the given config is sound: it is the paths
+        except ConfigErrors as error:
+            others = [problem for problem in error.problems if problem.path not in _PATHS]
+            if others:
+                text = "; ".join(f"{problem.path}: {problem.value or ''} {problem.rule}" for problem in others)
+                raise ConfigError(f"cannot simulate this node: {text}") from error
             raise ConfigError(
-                f"cannot use directory {directory}: its path is too long for the sockets below it; name a shorter one"
+                f"cannot use directory {directory}: its path is too long for the sockets below it, or has characters "
+                "that a path in a config may not have; name another"
             ) from error
         self.config_path = os.path.join(directory, _CONFIG)
         self.simulation_directory = self.config.simulation_directory

@@ -121,3 +121,31 @@ def test_status_of_half_a_node_says_what_is_down(node: Node) -> None:
     assert attention_lines(half)[0] == "cannot reach `gpufrac mpsd`"
     other = Node(node.mpsd, "", None, "cannot reach `gpufrac plugin`")
     assert ("plugin", "DOWN") in overview(other)
+
+
+def test_an_answer_of_another_version_names_the_process_and_hides_nothing_else(short_tmp: Path) -> None:
+    from mpsd.localapi.server import LocalServer
+
+    server = LocalServer(str(short_tmp / "mpsd.sock"), {"snapshot": lambda _: {"strange": True}})
+    server.start()
+    try:
+        got = run("status", "--run-root", str(short_tmp))
+    finally:
+        server.close()
+    assert got.exit_code == 3
+    assert "gpufrac mpsd" in got.output
+    assert "version" in got.output
+
+
+def test_output_that_cannot_be_written_is_one_sentence() -> None:
+    with open("/dev/full", "wb") as full:
+        got = subprocess.run(
+            [sys.executable, "-m", "deviceplugin.cli.main", "config", "check", "examples/config.yaml"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert got.returncode == 1
+    assert "Traceback" not in got.stderr

@@ -528,3 +528,34 @@ def test_what_was_wrong_before_a_reboot_is_not_believed_after_it(short_tmp: Path
     lastknown.store(path, lastknown.LastKnown(gpus=(lost, status(info(1))), boot_id="one"))
     assert [gpu.health for gpu in lastknown.load(path, "one").gpus] == [GpuHealth.LOST, GpuHealth.OK]
     assert [gpu.health for gpu in lastknown.load(path, "two").gpus] == [GpuHealth.UNRESPONSIVE, GpuHealth.OK]
+
+
+def test_while_nothing_can_be_recorded_nothing_is_offered_and_it_heals(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each refused pod would only be followed by the next."""
+    got = world.grant()
+    world.run(got)
+    world.keeper.observe()
+
+    def full(*_: object) -> None:
+        raise LedgerError("cannot record the allocation: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.ledger, "put", full)
+        patch.setattr(world.ledger, "probe", full)
+        with pytest.raises(LedgerError):
+            world.broker.allocate("gpufrac.dev/a", [device_id(uuid(0), 1)])
+        world.broker.probe_ledger()
+        world.broker.publish()
+        published = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
+        assert published is not None
+        assert [d.id for d in published.advertisement.devices if d.healthy] == [SHARE], "held ones stay Healthy"
+        assert "No space left" in published.advertisement.reason
+        assert "No space left" in world.broker.ledger_error
+    world.broker.probe_ledger()
+    world.broker.publish()
+    published = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
+    assert published is not None
+    assert published.advertisement.healthy == 18
+    assert world.broker.ledger_error == ""
