@@ -60,6 +60,7 @@ DEFAULT_GPU_MEMORY_BYTES = 80 * GIB
 
 _OURS = ("run", "log", "state", "kubelet", "cdi")
 _LOCK, _CONFIG = "sim.lock", "config.yaml"
+_MARK = b"gpufrac simulated node\n"
 _PATHS = ("mps.runRoot", "mps.logRoot", "cdi.directory", "kubelet.root", "stateRoot")
 _ON_THE_WAY = (DaemonState.ABSENT, DaemonState.STARTING, DaemonState.CONFIGURING)
 
@@ -402,7 +403,7 @@ class SimulatedNode:
         try:
             os.makedirs(self.directory, mode=0o755, exist_ok=True)
             entries = os.listdir(self.directory)
-            if entries and _LOCK not in entries:
+            if set(entries) - {_LOCK} and not self._is_ours():
                 raise ConfigError(
                     f"cannot use directory {self.directory}: it is not empty and was never a simulated node's; "
                     "name an empty or a new one"
@@ -416,12 +417,21 @@ class SimulatedNode:
             os.close(fd)
             raise ConfigError(f"cannot use directory {self.directory}: a simulated node runs there") from error
         self._lock_fd = fd
+        os.pwrite(fd, _MARK, 0)
         _end_all(lambda: _processes_of(self.directory))  # of a node that was killed
         for name in _OURS:
             shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
             os.makedirs(os.path.join(self.directory, name), mode=0o755, exist_ok=True)
         with open(self.config_path, "w", encoding="utf-8") as file:
             file.write(self._config_text)
+
+    def _is_ours(self) -> bool:
+        """Whether the directory bears a simulated node's mark: only then may it be emptied."""
+        try:
+            with open(os.path.join(self.directory, _LOCK), "rb") as file:
+                return file.read(len(_MARK)) == _MARK
+        except OSError:
+            return False
 
     def _pending(self) -> tuple[str, str] | None:
         """Which process the node waits for and why, None when it is up."""

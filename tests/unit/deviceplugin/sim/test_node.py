@@ -208,3 +208,14 @@ def test_nothing_to_admit() -> None:
     empty = report.document(node=NODE, pods=[], allocations=[], ours=[])
     assert report.all_well(empty)
     assert report.lines(empty)[-1] == "No pods to admit."
+
+
+def test_a_directory_that_only_looks_like_a_nodes_is_left_alone(short_tmp: Path) -> None:
+    (short_tmp / "sim.lock").write_text("somebody else's")
+    (short_tmp / "state").mkdir()
+    (short_tmp / "state" / "precious").write_text("x")
+    node = SimulatedNode(str(short_tmp))
+    with pytest.raises(ConfigError, match="never a simulated node's"):
+        node.start()
+    node.close()
+    assert (short_tmp / "state" / "precious").read_text() == "x"
