@@ -426,11 +426,6 @@ class Broker:
         return self._version
 
     @property
-    def connected(self) -> bool:
-        """Whether mpsd answers and sees GPUs."""
-        return not self._absence
-
-    @property
     def mpsd_seen(self) -> bool:
         """Whether mpsd has answered since this process started."""
         return self._mpsd_seen

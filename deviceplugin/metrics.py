@@ -1,8 +1,7 @@
 """Prometheus metrics of the node, rendered from the same picture as status.
 
-The text format (version 0.0.4) is written here: the client library adds 12 MiB to a process that may
-have 55 (see docs/adr).
-Labels name GPUs, resources and states, never pods.
+The text format (version 0.0.4) is written here: the client library adds 12 MiB to a process that may have 55 (see
+docs/adr). Labels name GPUs, resources and states, never pods.
 """
 
 import contextlib

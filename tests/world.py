@@ -13,6 +13,7 @@ from deviceplugin.keeper import Keeper
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation
+from deviceplugin.status import PluginStatus, plugin_status
 from mpsd.errors import NotReachableError
 from mpsd.processes import PodProcess
 from mpsd.snapshot import DaemonStatus, Desired, GpuClient, GpuClients
@@ -154,3 +155,17 @@ class World:
             self.keeper.observe()
             self.keeper.collect()
             self.keeper.attach()
+
+    def picture(self) -> PluginStatus:
+        """What `gpufrac status` would be told, less the sessions."""
+        return plugin_status(
+            self.broker.inspect(),
+            self.keeper.report,
+            {},
+            pid=1,
+            started_unix_s=0,
+            config_error="",
+            config_restart_needed="",
+            gpu_devices_reason="",
+            problems=(),
+        )

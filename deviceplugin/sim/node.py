@@ -25,6 +25,7 @@ from deviceplugin.sim import report
 from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
 from deviceplugin.sim.pods import NODE_NAME
+from deviceplugin.sim.processes import processes_where
 from deviceplugin.sim.runtime import State, write_nvidia_spec
 from mpsd.config.load import ConfigErrors, parse_config
 from mpsd.config.model import (
@@ -491,18 +492,7 @@ def _processes_of(directory: str) -> list[int]:
     node = f"GPUFRAC_SIM_NODE={directory}".encode()
     simulation = f"GPUFRAC_SIM_DIRECTORY={directory}/".encode()
     pipe = f"CUDA_MPS_PIPE_DIRECTORY={directory}/run/".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:
-            continue
-        if any(variable == node or variable.startswith((simulation, pipe)) for variable in variables):
-            found.append(int(entry))
-    return found
+    return processes_where(lambda env: any(entry == node or entry.startswith((simulation, pipe)) for entry in env))
 
 
 def _end_all(find: Callable[[], list[int]], grace_s: float = 3.0) -> None:

@@ -24,6 +24,7 @@ from cdi.model import ContainerEdits, Device, DeviceNode, Spec
 from cdi.registry import Registry, scan
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim.pods import ContainerSpec
+from deviceplugin.sim.processes import processes_where
 from mpsd.errors import TransientError
 
 NVIDIA_MAJOR, NVIDIA_UVM_MAJOR = 195, 510
@@ -239,18 +240,7 @@ def _processes_of(pod_uid: str, container: str) -> list[int]:
     marks = [f"GPUFRAC_SIM_POD_UID={pod_uid}".encode()]
     if container:
         marks.append(f"GPUFRAC_SIM_CONTAINER={container}".encode())
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:
-            continue
-        if all(mark in variables for mark in marks):
-            found.append(int(entry))
-    return found
+    return processes_where(lambda env: all(mark in env for mark in marks))
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

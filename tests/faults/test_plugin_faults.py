@@ -14,7 +14,6 @@ from msgspec import structs
 from deviceplugin import metrics
 from deviceplugin.broker import DAEMON_GRACE_S
 from deviceplugin.plan.advertise import Advertisement
-from deviceplugin.status import PluginStatus, plugin_status
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import info, ready, snapshot, status, uuid
@@ -183,7 +182,7 @@ def world(short_tmp: Path) -> Iterator[World]:
 def test_fault(world: World, fault: Fault) -> None:
     (allocation,) = world.broker.allocations()
     fault.strike(world)
-    seen = picture(world)
+    seen = world.picture()
     listed = advertised(world)
     lost = fault.name in ("GPU lost", "GPU vanished")
     assert (allocation.key in world.specs.files) is fault.attached
@@ -217,17 +216,3 @@ def advertised(world: World) -> Advertisement:
     published = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
     assert published is not None
     return published.advertisement
-
-
-def picture(world: World) -> PluginStatus:
-    return plugin_status(
-        world.broker.inspect(),
-        world.keeper.report,
-        {},
-        pid=1,
-        started_unix_s=0,
-        config_error="",
-        config_restart_needed="",
-        gpu_devices_reason="",
-        problems=(),
-    )

@@ -9,7 +9,6 @@ from click.testing import CliRunner, Result
 
 from deviceplugin.cli.main import COMMANDS, cli
 from deviceplugin.cli.node import Node, attention_lines, overview
-from deviceplugin.status import plugin_status
 from mpsd.gpu.model import GpuHealth
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import info, snapshot, status
@@ -87,17 +86,7 @@ def node(short_tmp: Path) -> Node:
     world.run(world.grant())
     world.keeper.observe()
     world.broker.publish()
-    plugin = plugin_status(
-        world.broker.inspect(),
-        world.keeper.report,
-        {},
-        pid=1,
-        started_unix_s=0,
-        config_error="",
-        config_restart_needed="",
-        gpu_devices_reason="",
-        problems=(),
-    )
+    plugin = world.picture()
     world.ledger.close()
     sick = status(
         info(0),
