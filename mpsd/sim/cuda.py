@@ -14,6 +14,7 @@ NVIDIA_VISIBLE_DEVICES is not read: it is for the container runtime, CUDA does n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -59,12 +60,11 @@ class Cuda:
             present = [uuid for uuid in present if uuid in given.split(",")]
         spec = environment.get("CUDA_VISIBLE_DEVICES")
         self._connection = _connect(environment)
-        self.mps = self._connection is not None
+        self.devices: list[str] = []
         try:
-            if self._connection is None:
+            if self._connection is None or not self._join(self._connection, environment, present, spec):
+                self._leave()
                 self.devices = visible_devices(present, spec)
-            else:
-                self._join(self._connection, environment, present, spec)
             if not self.devices:
                 raise CudaError("NO_DEVICE")
         except BaseException:
@@ -73,7 +73,8 @@ class Cuda:
 
     def _join(
         self, connection: socket.socket, environment: Mapping[str, str], present: Sequence[str], spec: str | None
-    ) -> None:
+    ) -> bool:
+        """Becomes a client of the daemon; False where it says that this process goes without MPS."""
         uid = environment.get("GPUFRAC_SIM_UID") or "-"
         send_line(connection, f"CLIENT {uid} {environment.get('CUDA_MPS_SM_PARTITION') or '-'}")
         self._reader = LineReader(connection.fileno())
@@ -83,6 +84,8 @@ class Cuda:
         if lines is None:
             raise CudaError("MPS_CONNECTION_FAILED")
         verb, _, text = lines[0].partition(" ")
+        if verb == "plain":
+            return False
         if verb == "error":
             raise from_code(int(text))
         answer = json.loads(text)
@@ -96,11 +99,16 @@ class Cuda:
             invisible_drops_server=read_switch(self._directory, "invisible-entry") == "drop-all",
         )
         self.thread_percent = float(answer["threads"])
-        own = environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
-        try:
-            self.thread_percent = min(self.thread_percent, float(own))
-        except ValueError:
-            return
+        if answer["protocol"] == 2 or read_switch(self._directory, "client-percentage") == "lowers":
+            with contextlib.suppress(ValueError):
+                own = float(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
+                self.thread_percent = min(self.thread_percent, own)
+        return True
+
+    @property
+    def mps(self) -> bool:
+        """Whether this process is a client of MPS."""
+        return self._connection is not None
 
     def open_device(self, ordinal: int = 0) -> str:
         """Makes the context on a device, by ordinal as this process sees it; its UUID. Raises CudaError."""
@@ -166,6 +174,9 @@ class Cuda:
         if self._device is not None:
             self._driver.release(self._device, os.getpid())
             self._device = None
+        self._leave()
+
+    def _leave(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None

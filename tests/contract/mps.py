@@ -5,6 +5,7 @@ GPUFRAC_MPS_BINARY names a real `nvidia-cuda-mps-control`; GPUFRAC_CUDA_CLIENT a
 """
 
 import contextlib
+import csv
 import os
 import re
 import select
@@ -23,6 +24,9 @@ from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.install import install_emulator
 
 DEADLINE_S = 15.0
+
+DRIVER_3 = "615.71.09"
+"""A driver with protocol 3."""
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -85,6 +89,7 @@ class Mps:
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self.log),
         }
+        self.config = root / "mps.toml"
         self.clients: list[ClientProcess] = []
         self.front_ends: list[subprocess.Popen[bytes]] = []
         self.pids: set[int] = set()
@@ -108,14 +113,46 @@ class Mps:
         self.pids.add(self.pid())
         return self.pid()
 
+    def start3(self, config: str = "", *flags: str, **environment: str) -> int:
+        """Starts a daemon of protocol 3 with this configuration file; its PID."""
+        self.config.write_text(config)
+        return self.start("-p", "3", *flags, "-a", str(self.config), **environment)
+
     def pid(self) -> int:
-        return int((self.pipe / "nvidia-cuda-mps-control.pid").read_text().strip())
+        """The daemon's, by its pid file; where there is none (protocol 3: not documented) by its environment."""
+        with contextlib.suppress(FileNotFoundError):
+            return int((self.pipe / "nvidia-cuda-mps-control.pid").read_text().strip())
+        wanted = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}".encode()
+        for directory in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_ours = wanted in (directory / "environ").read_bytes().split(b"\0")
+                is_control = b"nvidia-cuda-mps-control" in (directory / "cmdline").read_bytes()
+                if is_ours and is_control and os.getsid(int(directory.name)) != os.getsid(0):  # no front-end of ours
+                    return int(directory.name)
+        raise FileNotFoundError("no daemon")
 
     def ask(self, command: str) -> str:
         """One command's reply."""
         done = self.run(text=command + "\n")
         assert done.returncode == 0, done
         return done.stdout
+
+    def tell(self, *words: str) -> str:
+        """What a command of protocol 3 prints. Fails the test where it fails."""
+        done = self.run(*words)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    def rows(self, *words: str) -> list[list[str]]:
+        """A list of protocol 3, read as its users have to."""
+        return list(csv.reader(self.tell(*words, "--format=csv,noheader").splitlines()))
+
+    def wait_ready(self, server: str = "s") -> int:
+        """The PID of a server of protocol 3 once it is Ready."""
+        until(lambda: self.tell("server", "get", server, "status").split()[-1:] == ["Ready"], "a Ready server")
+        pid = int(self.tell("server", "get", server, "pid").split()[-1])
+        self.pids.add(pid)
+        return pid
 
     def servers(self) -> list[int]:
         pids = [int(line) for line in self.ask("get_server_list").splitlines()]
@@ -129,8 +166,13 @@ class Mps:
         )
         return self.servers()[0]
 
-    def hold(self, *arguments: str, await_line: bool = True, **environment: str) -> ClientProcess:
-        """A client that holds what it was given; after its first line unless told otherwise."""
+    def hold(
+        self, *arguments: str, at: tuple[str, ...] = (), await_line: bool = True, **environment: str
+    ) -> ClientProcess:
+        """A client that holds what it was given; after its first line unless told otherwise.
+
+        `at`: server and namespace of protocol 3 whose socket it uses.
+        """
         if self.client is None:
             pytest.skip("needs a CUDA client: name one in GPUFRAC_CUDA_CLIENT")
         client = ClientProcess(
@@ -140,7 +182,7 @@ class Mps:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                env={**self.environment, **environment},
+                env={**self.environment, "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe.joinpath(*at)), **environment},
             )
         )
         self.clients.append(client)
@@ -148,8 +190,8 @@ class Mps:
             assert client.line().isdigit()
         return client
 
-    def allocate(self, size: str, *arguments: str, **environment: str) -> str:
-        """What a client prints that allocates this much and ends."""
+    def allocate(self, size: str, *arguments: str, at: tuple[str, ...] = (), **environment: str) -> str:
+        """What a client prints that allocates this much and ends. `at`: as for `hold`."""
         if self.client is None:
             pytest.skip("needs a CUDA client: name one in GPUFRAC_CUDA_CLIENT")
         done = subprocess.run(
@@ -158,7 +200,7 @@ class Mps:
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
-            env={**self.environment, **environment},
+            env={**self.environment, "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe.joinpath(*at)), **environment},
             check=False,
         )
         assert done.returncode == (0 if done.stdout.strip().isdigit() else 1), done
@@ -184,8 +226,9 @@ class Mps:
         for process in self.front_ends:
             process.kill()
             process.wait()
-        with contextlib.suppress(subprocess.TimeoutExpired, AssertionError, OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             self.pids.add(self.pid())
+        with contextlib.suppress(OSError):
             self.pids.update(int(pid) for pid in re.findall(r"Starting new server (\d+)", self.control_log()))
         for pid in self.pids:
             if alive(pid) and b"nvidia-cuda-mps" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -204,14 +247,16 @@ def emulator(root: Path, gpus: int = 2, driver: str = "580.95.05") -> Mps:
 
 
 @contextlib.contextmanager
-def real_or_emulator(root: Path) -> Iterator[Mps]:
-    """What the contract runs on."""
+def real_or_emulator(root: Path, protocol: int = 2) -> Iterator[Mps]:
+    """What the contract runs on. A real binary that does not know the protocol skips the test."""
     binary = os.environ.get("GPUFRAC_MPS_BINARY")
     if binary is None:
-        mps = emulator(root)
+        mps = emulator(root) if protocol == 2 else emulator(root, driver=DRIVER_3)
     else:
         client = os.environ.get("GPUFRAC_CUDA_CLIENT")
         mps = Mps(root, binary, shlex.split(client) if client else None, {"PATH": os.defpath})
+        if protocol == 3 and "namespace" not in mps.run("-p", "3", "-h").stdout:  # the documented probe
+            pytest.skip("needs a control daemon of protocol 3: driver 615 or newer")
     try:
         yield mps
     finally:

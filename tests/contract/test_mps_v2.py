@@ -125,6 +125,14 @@ def test_thread_percentage_echoes_one_decimal(daemon: Mps) -> None:
     assert daemon.ask("get_default_active_thread_percentage") == "33.0\n"
 
 
+def test_thread_percentage_of_one_server_is_apart_from_the_default(daemon: Mps) -> None:
+    daemon.ask(f"start_server -uid {os.getuid()}")
+    server = daemon.wait_server()
+    daemon.ask(f"set_active_thread_percentage {server} 40")
+    assert daemon.ask(f"get_active_thread_percentage {server}") == "40.0\n"
+    assert daemon.ask("get_default_active_thread_percentage") == "100.0\n"
+
+
 def test_no_limit_by_default(daemon: Mps) -> None:
     assert not LIMIT.search(daemon.ask("get_default_device_pinned_mem_limit 0"))
 
@@ -190,6 +198,27 @@ def test_shutdown_server_ends_a_server_without_clients(daemon: Mps) -> None:
     daemon.ask(f"shutdown_server {server}")
     until(lambda: not alive(server), "the server's end")
     until(lambda: daemon.servers() == [], "an empty server list")
+
+
+def test_shutdown_server_by_force_does_not_wait_for_clients(daemon: Mps) -> None:
+    client = daemon.hold("--allocate", "1048576")
+    server = daemon.wait_server()
+    daemon.ask(f"shutdown_server {server} -f")
+    assert client.line().startswith("CUDA_ERROR_")
+    until(lambda: not alive(server), "the server's end")
+
+
+def test_static_partitions_are_named_by_gpu_and_listed_in_seven_columns(mps: Mps) -> None:
+    mps.start("-S", CUDA_VISIBLE_DEVICES="0")  # so that the shortened UUID of a list is unique
+    rows = [line.split() for line in mps.ask("lspart").splitlines()[2:]]
+    assert {len(row) for row in rows} == {7}
+    uuid = rows[0][0]
+    partition = mps.ask(f"sm_partition add {uuid} 2").strip()
+    assert re.fullmatch(rf"{uuid}\S*/\S+", partition)
+    assert partition.split("/")[1] in mps.ask("lspart")
+    refusal = mps.ask(f"sm_partition add {uuid} 9999")
+    assert "Failed to fulfill the requested SM partition of 9999 chunks" in refusal
+    assert "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" in refusal
 
 
 # Quit

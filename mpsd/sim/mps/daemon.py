@@ -1,4 +1,7 @@
-"""The emulated control daemon: one loop over socket, servers and signals, blocked in poll while nothing happens."""
+"""What the emulated control daemons of both protocols share: one loop over sockets, servers and signals.
+
+It is blocked in poll while nothing happens. `daemon2` and `daemon3` add what their protocol means.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,21 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from mpsd.sim.cudaerrors import NUMBERS
 from mpsd.sim.driver import SimulatedDriver
-from mpsd.sim.files import names_in
-from mpsd.sim.mps.control import ACTIVE, INITIALIZING, Action, ClientView, Control, Limit, ServerView, Settings
 from mpsd.sim.mps.faults import Faults
-from mpsd.sim.mps.limits import parse_command_value, parse_environment, visible_devices
+from mpsd.sim.mps.limits import parse_command_value, visible_devices
 from mpsd.sim.mps.logs import Log
 from mpsd.sim.mps.switches import AUTO, binary_version, major, read_switch
+from mpsd.sim.mps.views import ACTIVE, INITIALIZING, ClientView, DeviceView, Limit, ServerView, Settings
 from mpsd.sim.mps.watch import watch_simulation
 from mpsd.sim.mps.wire import (
     CHANNEL_DESCRIPTOR,
+    MAX_SOCKET_PATH_BYTES,
+    WORD_END,
     LineReader,
     peer_credentials,
     pipe_directory,
@@ -31,8 +35,10 @@ from mpsd.sim.mps.wire import (
     send_message,
 )
 
-MAX_SOCKET_PATH_BYTES = 107
-_RESTART_PAUSE_S = 0.05
+RESTART_PAUSE_S = 0.05
+
+Target = tuple[str, str]
+"""Server and namespace that a socket belongs to; both empty for the main one and for protocol 2."""
 
 
 class StartError(Exception):
@@ -44,26 +50,37 @@ class StartError(Exception):
 
 
 class Options:
-    """Command line and environment of one daemon."""
+    """Command line and environment of one daemon. `static` is of protocol 2, `config_path` of protocol 3."""
 
-    def __init__(self, simulation: str, server_binary: str, multiuser: bool, static: bool, foreground: bool) -> None:
+    def __init__(
+        self,
+        simulation: str,
+        protocol: int,
+        foreground: bool,
+        multiuser: bool,
+        static: bool = False,
+        config_path: str | None = None,
+    ) -> None:
         self.simulation = simulation
-        self.server_binary = server_binary
+        self.server_binary = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "nvidia-cuda-mps-server")
+        self.foreground = foreground
         self.multiuser = multiuser
         self.static = static
-        self.foreground = foreground
-        self.pipe_directory = pipe_directory()
+        self.config_path = config_path
+        self.pipe_directory = pipe_directory(protocol)
         self.log_directory = os.environ.get("CUDA_MPS_LOG_DIRECTORY") or "/var/log/nvidia-mps"
 
 
 class Peer:
     """A front-end, or a connection that has not said yet what it is. Commands wait in `lines`."""
 
-    __slots__ = ("connection", "descriptor", "hello", "lines", "reader", "terminating")
+    __slots__ = ("connection", "descriptor", "hello", "lines", "reader", "target", "terminating", "uid")
 
-    def __init__(self, connection: socket.socket | None) -> None:
+    def __init__(self, connection: socket.socket | None, uid: int, target: Target = ("", "")) -> None:
         self.connection = connection
         self.descriptor = 0 if connection is None else connection.fileno()
+        self.uid = uid
+        self.target = target
         self.reader = LineReader(self.descriptor)
         self.hello = connection is None  # the foreground daemon's own stdin needs none
         self.lines: list[str] = []
@@ -74,30 +91,39 @@ class Peer:
 class Waiting:
     """A client that has no server yet."""
 
-    __slots__ = ("connection", "partition", "pid", "uid")
+    __slots__ = ("connection", "partition", "pid", "target", "uid")
 
-    def __init__(self, connection: socket.socket, pid: int, uid: int, partition: str) -> None:
+    def __init__(self, connection: socket.socket, pid: int, uid: int, partition: str, target: Target) -> None:
         self.connection = connection
         self.pid = pid
         self.uid = uid
         self.partition = partition
+        self.target = target
 
 
 class Daemon:
-    """The control daemon of one pipe directory."""
+    """The control daemon of one pipe directory. What differs between the protocols is below 'Of the protocol'."""
+
+    protocol: int
+    terminate_command: str
+    """Name of the command that ends a client's use of MPS."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._faults = Faults(options.simulation, options.pipe_directory)
         self._driver = SimulatedDriver(options.simulation)
-        self._control = Control(self._settings())
+        self._settings = self._read_settings()
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
+        self._listeners: dict[str, socket.socket] = {}
+        """By path."""
+        self._log_pipes: dict[str, int] = {}
         self._peers: dict[int, Peer] = {}
         self._waiting: list[Waiting] = []
+        self._servers: dict[int, ServerView] = {}
+        """Running servers, and those that are ending, by PID."""
         self._channels: dict[int, socket.socket] = {}
         self._next_number = 0
-        self._failed_starts = 0
         self._wake_at: float | None = None
         self._quit_by: Peer | None = None
         self._quitting = False
@@ -107,22 +133,80 @@ class Daemon:
     def _switch(self, name: str) -> str:
         return read_switch(self._options.simulation, name)
 
-    def _settings(self) -> Settings:
+    def _read_settings(self) -> Settings:
         try:
-            version, gpus = self._driver.version(), self._driver.gpus()
+            version, gpus = self._driver.version(), {gpu.uuid: gpu for gpu in self._driver.gpus()}
         except FileNotFoundError as error:
             raise StartError(str(error)) from error
-        names = {gpu.uuid: gpu.name for gpu in gpus}
-        visible = visible_devices(list(names), os.environ.get("CUDA_VISIBLE_DEVICES"))
         display = self._switch("limit-display")
         self._version = version
+        visible = visible_devices(list(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
         return Settings(
-            devices=[(uuid, names[uuid]) for uuid in visible],
+            devices=[DeviceView(uuid, gpus[uuid].name, gpus[uuid].pci_bus_id) for uuid in visible],
             switch=self._switch,
             floor_g=major(version) >= 595 if display == AUTO else display == "floor-g",
-            static=self._options.static,
             command_of=_command_of,
+            show_pid=lambda pid: 0 if self._faults.get("pid-zero") is not None else pid,
+            apply_limit=self._apply_limit,
         )
+
+    def _apply_limit(self, limit: Limit) -> Limit | None:
+        text = self._faults.get("limit-not-applied")
+        if text is None:
+            return limit
+        size_bytes = parse_command_value(text)
+        return None if size_bytes is None else Limit(size_bytes, text)
+
+    # Of the protocol
+
+    def _prepare(self) -> None:
+        """Before anything is made. Raises StartError."""
+
+    def _refuse_long_path(self) -> StartError:
+        """How a start fails whose socket path does not fit."""
+        raise NotImplementedError
+
+    def _has_pid_file(self) -> bool:
+        """Whether its PID is written into the pipe directory."""
+        return True
+
+    def _opened(self) -> None:
+        """After the main socket is there: what else there is to make, and to log."""
+        raise NotImplementedError
+
+    def _name_of(self, line: str) -> str:
+        """What faults call a command."""
+        raise NotImplementedError
+
+    def _execute(self, peer: Peer, line: str) -> None:
+        """Carries out a command, and answers it now or later."""
+        raise NotImplementedError
+
+    def _terminated(self, peer: Peer, code: str) -> None:
+        """Answers the command that waited for a client's end. `code`: CUresult, empty where the server ended."""
+        raise NotImplementedError
+
+    def _is_up(self, target: Target) -> bool:
+        """Whether a server runs for clients of this target."""
+        raise NotImplementedError
+
+    def _route(self) -> None:
+        """Gives waiting clients to their servers as far as these can take them; starts what must be started."""
+        raise NotImplementedError
+
+    def _server_ready(self, server: ServerView) -> None:
+        """After a server's process said that it is up."""
+        raise NotImplementedError
+
+    def _server_ended(self, server: ServerView, failed: bool) -> None:
+        """After a server's process ended. `failed`: before it was ready."""
+        raise NotImplementedError
+
+    def _on_faults(self) -> None:
+        """Looks for faults that only this protocol has, after a change."""
+
+    def _cleaned(self) -> None:
+        """After the daemon's sockets were removed at its end."""
 
     # Start
 
@@ -134,7 +218,8 @@ class Daemon:
         if refusal is not None:
             raise StartError(refusal)
         if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-            raise StartError("", int(self._switch("overlong-start-status")))
+            raise self._refuse_long_path()
+        self._prepare()
         try:
             os.makedirs(pipe, exist_ok=True)
             self._log = Log(self._options.log_directory, "control.log", "Control", echo=self._options.foreground)
@@ -145,52 +230,49 @@ class Daemon:
             raise StartError("An instance of this daemon is already running") from error
         except OSError as error:
             raise StartError(f"Failed to initialize MPS control daemon: {error}") from error
-        if os.path.lexists(path):
-            if self._switch("stale-socket") == "refuse":
-                self._log.write(f"Failed to bind socket {path}")
-                raise StartError("")
-            os.unlink(path)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(path)
-        os.chmod(path, 0o666)  # noqa: S103 - clients of every user connect
-        self._listener.listen(128)
-        self._listener.setblocking(False)
-        with open(os.path.join(pipe, "nvidia-cuda-mps-control.pid"), "w", encoding="ascii") as file:
-            file.write(str(os.getpid()) + ("\n" if self._switch("pid-file-newline") == "yes" else ""))
-        self._open_log_pipe(os.path.join(pipe, "log"))
-        self._read_environment()
+        if os.path.lexists(path) and self._switch("stale-socket") == "refuse":
+            self._log.write(f"Failed to bind socket {path}")
+            raise StartError("")
+        self._listen(path, ("", ""))
+        if self._has_pid_file():
+            with open(self._pid_file, "w", encoding="ascii") as file:
+                file.write(str(os.getpid()) + ("\n" if self._switch("pid-file-newline") == "yes" else ""))
         self._log.write(f"Starting control daemon using socket {path}")
-        self._log.write(f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={pipe}")
+        self._opened()
         self._log.write(f"CUDA MPS Control binary version: {binary_version(self._options.simulation, self._version)}")
 
+    @property
+    def _pid_file(self) -> str:
+        return os.path.join(self._options.pipe_directory, "nvidia-cuda-mps-control.pid")
+
+    def _listen(self, path: str, target: Target) -> None:
+        """Makes a socket for front-ends and clients of one target, in place of one that was left behind."""
+        _unlink(path)
+        listener = self._listeners[path] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        os.chmod(path, 0o666)  # noqa: S103 - clients of every user connect
+        listener.listen(128)
+        listener.setblocking(False)
+        self._watch(listener.fileno(), lambda: self._on_connection(listener, target))
+
     def _open_log_pipe(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        _unlink(path)
         os.mkfifo(path, 0o600)
-        self._log_pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self._watch(
-            self._log_pipe, lambda: self._log.write(os.read(self._log_pipe, 4096).decode(errors="replace").strip())
-        )
+        pipe = self._log_pipes[path] = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._watch(pipe, lambda: self._log.write(os.read(pipe, 4096).decode(errors="replace").strip()))
 
-    def _read_environment(self) -> None:
-        self._control.limit_override = self._override
-        self._control.show_client_pid = self._show_pid
-        for device, size_bytes in parse_environment(os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")):
-            if size_bytes is not None:
-                self._control.set_default_limit(device, Limit(size_bytes, f"{size_bytes // (1024 * 1024)}M"))
-        threads = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-        if threads:
-            self._control.execute(f"set_default_active_thread_percentage {threads}")
-
-    def _override(self, limit: Limit) -> Limit | None:
-        text = self._faults.get("limit-not-applied")
-        if text is None:
-            return limit
-        size_bytes = parse_command_value(text)
-        return None if size_bytes is None else Limit(size_bytes, text)
-
-    def _show_pid(self, pid: int) -> int:
-        return 0 if self._faults.get("pid-zero") is not None else pid
+    def _remove_files(self, below: str) -> None:
+        """Closes and removes sockets and log pipes in a directory and in those below it."""
+        for path in [path for path in self._listeners if path.startswith(below + "/")]:
+            listener = self._listeners.pop(path)
+            self._forget(listener.fileno())
+            listener.close()
+            _unlink(path)
+        for path in [path for path in self._log_pipes if path.startswith(below + "/")]:
+            pipe = self._log_pipes.pop(path)
+            self._forget(pipe)
+            os.close(pipe)
+            _unlink(path)
 
     # The loop
 
@@ -205,11 +287,11 @@ class Daemon:
         if self._faults.get("crash-on-start") is not None:
             os._exit(1)
         self._watch(self._wakeup, self._on_signal)
-        self._watch(self._listener.fileno(), self._on_connection)
-        if self._options.foreground and self._switch("foreground-stdin") == "commands":
-            self._peers[0] = Peer(None)
+        stdin = self._switch("foreground-stdin")
+        if self._options.foreground and (stdin == "commands" or (stdin == AUTO and self.protocol == 3)):
+            self._peers[0] = Peer(None, os.getuid())
             self._watch(0, lambda: self._on_peer(self._peers[0]))
-        while not (self._quitting and not self._control.servers and not self._hung_quit()):
+        while not (self._quitting and not self._servers and not self._hung_quit()):
             ready = [(fd, self._handlers[fd]) for fd, _ in self._poll.poll(self._timeout_ms())]
             for descriptor, handler in ready:
                 if self._handlers.get(descriptor) is handler:  # not closed, and maybe reused, by one before it
@@ -218,7 +300,9 @@ class Daemon:
             for peer in list(self._peers.values()):
                 self._pump(peer)
             self._route()
-        self._remove_files()
+        self._remove_files(self._options.pipe_directory)
+        _unlink(self._pid_file)
+        self._cleaned()
         if self._quit_by is not None and self._quit_by.connection is not None:
             send_line(self._quit_by.connection, f"exit {self._status}")
         return self._status
@@ -241,47 +325,46 @@ class Daemon:
             self._wake_at = None
         if self._quit_at is not None and now >= self._quit_at and not self._hung_quit():
             self._quit_at = None
-            for pid in self._control.servers:
+            for pid in self._servers:
                 self._status = 1
                 os.kill(pid, signal.SIGKILL)
 
     def _hung_quit(self) -> bool:
         return self._faults.get("hung-quit") is not None
 
-    def _remove_files(self) -> None:
-        for name in ("control", "nvidia-cuda-mps-control.pid", "log"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self._options.pipe_directory, name))
-
     def _on_signal(self) -> None:
         numbers = os.read(self._wakeup, 4096)
         if not os.path.exists(os.path.join(self._options.simulation, "driver.json")):
             # The simulation's directory was removed: nobody can talk to this daemon any more.
-            for pid in self._control.servers:
+            for pid in self._servers:
                 os.kill(pid, signal.SIGKILL)
             os._exit(0)
         if signal.SIGTERM in numbers and not self._quitting:
-            self._begin_quit(None, -1)
-        if self._faults.take("server-crash"):
-            for pid in self._control.servers:
+            self._begin_quit(None)
+        if self._faults.take("server-crash") is not None:
+            for pid in self._servers:
                 os.kill(pid, signal.SIGKILL)
+        if self._faults.take("fault-state") is not None:
+            for channel in self._channels.values():
+                send_message(channel, "fault")
+        self._on_faults()
         self._reap()
 
     def _reap(self) -> None:
-        for pid in list(self._control.servers):
+        for pid in list(self._servers):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                self._on_server_end(self._control.servers[pid], os.waitstatus_to_exitcode(status))
+                self._on_server_end(self._servers[pid], os.waitstatus_to_exitcode(status))
 
     # Peers
 
-    def _on_connection(self) -> None:
+    def _on_connection(self, listener: socket.socket, target: Target) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = listener.accept()
         except OSError:
             return
         connection.setblocking(False)
-        peer = Peer(connection)
+        peer = Peer(connection, peer_credentials(connection)[1], target)
         self._peers[peer.descriptor] = peer
         self._watch(peer.descriptor, lambda: self._on_peer(peer))
 
@@ -290,9 +373,10 @@ class Daemon:
         if lines is None:
             self._close(peer)
             if peer.connection is None:
-                self._begin_quit(None, -1)  # the foreground daemon's stdin ended
+                self._begin_quit(None)  # the foreground daemon's stdin ended
             return
-        if not peer.hello and lines:
+        connection = peer.connection
+        if not peer.hello and lines and connection is not None:
             verb, *words = lines.pop(0).split() or [""]
             if verb == "CLIENT" and len(words) == 2:
                 self._on_client(peer, words[0], words[1])
@@ -302,6 +386,7 @@ class Daemon:
                 self._close(peer)
                 return
             peer.hello = True
+            send_line(connection, str(self.protocol))
             self._log.write("Accepting connection...")
             self._log.write("NEW UI")
         peer.lines += lines
@@ -320,30 +405,21 @@ class Daemon:
         """Answers the commands of a front-end in order, as far as nothing holds them up."""
         while peer.lines and peer.terminating is None and self._quit_by is not peer:
             line = peer.lines[0].strip()
-            name = line.split()[0] if line else ""
-            if names_in(self._faults.get("wedge"), name):
+            name = self._name_of(line)
+            hangs = name == self.terminate_command and self._faults.get("terminate-hangs") is not None
+            if hangs or self._faults.names("wedge", name):
                 return
             del peer.lines[0]
             if not line:
                 self._answer(peer, "")
                 continue
             time.sleep(self._faults.number("slow", 0) / 1000)
-            self._log.write(f"Cmd:{line}")
+            self._log.write(f"Cmd:{line.replace(WORD_END, ' ')}")
             for number in range(self._faults.number("log-flood", 1000)):
                 self._log.write(f"flood {number}")
-            if name == "terminate_client" and (code := self._faults.get("terminate-fails")) is not None:
-                self._answer(peer, code or "1")
-                continue
-            reply, actions = self._control.execute(line)
-            if reply and name.startswith("set_"):
-                self._log.write(reply)
-            answered_now = True
-            for action in actions:
-                answered_now = self._act(peer, action) and answered_now
-            if answered_now:
-                self._answer(peer, reply)
+            self._execute(peer, line)
 
-    def _answer(self, peer: Peer, reply: str) -> None:
+    def _answer(self, peer: Peer, reply: str, status: int = 0) -> None:
         payload = (reply + "\n").encode() if reply else b""
         if self._faults.get("drop") is not None:
             self._close(peer)
@@ -354,40 +430,32 @@ class Daemon:
             if peer.connection is None:
                 os.write(1, payload)
             else:
-                peer.connection.sendall(b"%d\n%b" % (len(payload), payload))
+                peer.connection.sendall(b"%d %d\n%b" % (status, len(payload), payload))
         except OSError:
             self._close(peer)
 
-    def _act(self, peer: Peer, action: Action) -> bool:
-        """Carries out one effect of a command; False where the reply comes later."""
-        verb, target, text = action
-        if verb == "start":
-            self._start_server(target)
-        elif verb == "send":
-            send_message(self._channels[target], text)
-        elif verb in ("drain", "exit"):
-            self._control.servers[target].draining = True
-            send_message(self._channels[target], verb)
-        elif verb == "terminate":
-            peer.terminating = (target, int(text))
-            send_message(self._channels[target], f"terminate {text}")
-            return False
-        elif verb == "quit":
-            self._begin_quit(peer, target)
-            return False
-        return True
+    def _await_terminate(self, peer: Peer, server_pid: int, client_pid: str) -> None:
+        """Has a client's use of MPS ended; the answer follows through `_terminated`."""
+        peer.terminating = (server_pid, int(client_pid))
+        send_message(self._channels[server_pid], f"terminate {client_pid}")
 
-    def _begin_quit(self, peer: Peer | None, timeout_s: int) -> None:
+    def _end_server(self, server: ServerView, verb: str) -> None:
+        """Ends a server: `drain` when its clients left, `exit` now."""
+        server.draining = True
+        send_message(self._channels[server.pid], verb)
+
+    def _begin_quit(self, peer: Peer | None, timeout_s: int = -1, verb: str = "drain") -> None:
+        """Ends servers, then the daemon. With a time: by force after it. `peer` is answered at the end."""
         self._quit_by = peer
         self._quitting = True
         if timeout_s >= 0:
             self._quit_at = time.monotonic() + timeout_s
         for waiting in self._waiting:
+            self._forget(waiting.connection.fileno())
             waiting.connection.close()
         self._waiting.clear()
-        for pid, server in self._control.servers.items():
-            server.draining = True
-            send_message(self._channels[pid], "drain")
+        for server in self._servers.values():
+            self._end_server(server, verb)
 
     # Clients
 
@@ -397,64 +465,40 @@ class Daemon:
         connection = peer.connection
         assert connection is not None
         pid, real_uid = peer_credentials(connection)
-        waiting = Waiting(connection, pid, int(uid) if uid.isdigit() else real_uid, partition)
-        state = next((server.state for server in self._control.servers.values()), INITIALIZING)
+        waiting = Waiting(connection, pid, int(uid) if uid.isdigit() else real_uid, partition, peer.target)
         self._log.write("Accepting connection...")
         self._log.write("User did not send valid credentials")
-        self._log.write(
-            f"NEW CLIENT {self._show_pid(pid)} from user {waiting.uid}: "
-            + ("Server already exists" if state != INITIALIZING else "Server is not ready, push client to pending list")
-        )
+        up = self._is_up(peer.target)
+        state = "Server already exists" if up else "Server is not ready, push client to pending list"
+        self._log.write(f"NEW CLIENT {self._settings.show_pid(pid)} from user {waiting.uid}: {state}")
         if self._quitting:
             connection.close()
             return
         self._waiting.append(waiting)
-        self._watch(connection.fileno(), lambda: self._on_waiting_end(waiting))
+        self._watch(connection.fileno(), lambda: self._dismiss(waiting))
 
-    def _on_waiting_end(self, waiting: Waiting) -> None:
-        """A waiting client has nothing to say: whatever wakes us is its end."""
+    def _dismiss(self, waiting: Waiting, answer: str = "") -> None:
+        """Ends the wait of a client. It has nothing to say meanwhile: whatever it sends is its own end."""
+        if answer:
+            send_line(waiting.connection, answer)
         self._forget(waiting.connection.fileno())
         self._waiting.remove(waiting)
         waiting.connection.close()
 
-    def _route(self) -> None:
-        """Hands waiting clients to the server, starting or replacing it where needed (one at a time, for one UID)."""
-        if self._wake_at is not None or names_in(self._faults.get("wedge"), "clients"):
-            return
-        for waiting in list(self._waiting):
-            server = next(iter(self._control.servers.values()), None)
-            if server is None:
-                self._start_server(0 if self._options.multiuser else waiting.uid)
-                return
-            if server.state == INITIALIZING:
-                return
-            if not self._options.multiuser and server.uid != waiting.uid:
-                if not server.clients and not server.draining:
-                    server.draining = True
-                    send_message(self._channels[server.pid], "drain")
-                if self._switch("other-uid-blocks") == "yes":
-                    return
-                continue
-            if server.draining and not server.clients:
-                return  # the next server takes it
-            self._hand_over(waiting, server)
-
-    def _hand_over(self, waiting: Waiting, server: ServerView) -> None:
-        self._forget(waiting.connection.fileno())
-        self._waiting.remove(waiting)
-        if self._options.static and not self._control.partition_exists(waiting.partition):
-            send_line(waiting.connection, f"error {NUMBERS['INVALID_RESOURCE_CONFIGURATION']}")
-        else:
-            self._next_number += 1
-            server.clients[self._next_number] = ClientView(waiting.pid, waiting.uid)
-            rule = "limited" if self._faults.get("limit-not-enforced") is None else "unlimited"
-            text = f"client {self._next_number} {waiting.pid} {rule}"
-            send_message(self._channels[server.pid], text, waiting.connection.fileno())
-        waiting.connection.close()
+    def _hand_over(self, waiting: Waiting, server: ServerView, terms: str, namespace: str = "") -> None:
+        """Gives a client to a server, which holds it to these terms: see `wire`."""
+        self._next_number += 1
+        server.clients[self._next_number] = ClientView(waiting.pid, waiting.uid, namespace)
+        if self._faults.get("limit-not-enforced") is not None:
+            terms = "unlimited"
+        text = f"client {self._next_number} {waiting.pid} {terms}"
+        send_message(self._channels[server.pid], text, waiting.connection.fileno())
+        self._dismiss(waiting)
 
     # Servers
 
-    def _start_server(self, uid: int) -> None:
+    def _spawn(self, uid: int, config: Mapping[str, object]) -> int:
+        """Starts a server's process; its PID, which the caller puts into `_servers`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         binary = self._options.server_binary
         with theirs:
@@ -466,31 +510,28 @@ class Daemon:
                 setsigdef=[signal.SIGIO, signal.SIGCHLD, signal.SIGTERM],
             )
         self._log.write(f"Starting new server {pid} for user {uid}")
-        control = self._control
-        config = {
-            "pipe_directory": self._options.pipe_directory,
-            "log_directory": self._options.log_directory,
-            "limits": [(device, limit.size_bytes) for device, limit in control.limits.items()],
-            "threads": control.threads,
+        faults = {
             "init_delay_ms": self._faults.number("server-init-delay", 0),
-            "fail": self._faults.get("restart-loop") is not None,
+            "fail": self._restart_loop,
         }
-        send_message(ours, json.dumps(config))
-        control.servers[pid] = ServerView(pid, uid, dict(control.limits), control.threads)
+        send_message(ours, json.dumps({"protocol": self.protocol, **config, **faults}))
         self._channels[pid] = ours
         self._watch(ours.fileno(), lambda: self._on_server(pid))
+        return pid
 
     def _on_server(self, pid: int) -> None:
-        server = self._control.servers[pid]
+        server = self._servers[pid]
         message = receive_message(self._channels[pid])
         if message is None:
             self._forget(self._channels[pid].fileno())  # SIGCHLD follows
             return
         verb, *words = message[0].split()
         if verb == "ready":
-            self._failed_starts = 0
             server.state = ACTIVE
             self._log.write(f"NEW SERVER {pid}: Ready")
+            self._server_ready(server)
+        elif verb == "failed":
+            server.error = int(words[0])
         elif verb == "leave":
             server.clients.pop(int(words[0]), None)
         elif verb == "device" and int(words[0]) in server.clients:
@@ -504,10 +545,10 @@ class Daemon:
         for peer in list(self._peers.values()):
             if peer.terminating == done:
                 peer.terminating = None
-                self._answer(peer, code)
+                self._terminated(peer, code)
 
     def _on_server_end(self, server: ServerView, status: int) -> None:
-        del self._control.servers[server.pid]
+        del self._servers[server.pid]
         channel = self._channels.pop(server.pid)
         self._forget(channel.fileno())
         channel.close()
@@ -516,21 +557,25 @@ class Daemon:
         self._log.write(f"Server {server.pid} exited with status {status if status >= 0 else 1}")
         for peer in list(self._peers.values()):
             if peer.terminating is not None and peer.terminating[0] == server.pid:
-                self._finish_terminate(peer.terminating, self._switch("bad-client-code"))
+                self._finish_terminate(peer.terminating, "")
         if self._quitting and status != 0:
             self._status = 1
-        if server.state != INITIALIZING or status == 0:
-            return
+        self._server_ended(server, status != 0 and server.state == INITIALIZING)
+
+    def _gives_up(self, failed_starts: int) -> bool:
+        """Whether clients that wait for a server are turned away after so many failed starts."""
         attempts = int(self._switch("server-start-attempts"))
-        if self._faults.get("restart-loop") is None:
-            self._failed_starts += 1
-        if attempts and self._failed_starts >= attempts:
-            self._failed_starts = 0
-            for waiting in list(self._waiting):
-                send_line(waiting.connection, f"error {NUMBERS['MPS_SERVER_NOT_READY']}")
-                self._on_waiting_end(waiting)
-            return
-        self._wake_at = time.monotonic() + _RESTART_PAUSE_S
+        return bool(attempts) and failed_starts >= attempts
+
+    @property
+    def _restart_loop(self) -> bool:
+        """Whether starts fail by a fault that goes on and on; those are not counted."""
+        return self._faults.get("restart-loop") is not None
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _command_of(pid: int) -> str:

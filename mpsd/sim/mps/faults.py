@@ -1,7 +1,8 @@
 """Faults of the emulated control daemon, switched by files while it runs.
 
 A fault is a file `mps-faults/<name>` in the simulation directory, for every daemon, or `mps-faults/<key>/<name>` for
-the one daemon whose pipe directory has this key (`daemon_key`). Its text is the value.
+the one daemon whose pipe directory has this key (`daemon_key`). Its text is the value. Commands are named as they are
+written, without arguments: `get_server_list`, under protocol 3 `namespace list`, and `quit` for `-q`.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from mpsd.sim.files import read_text, remove, write_text
 
 FAULTS: dict[str, str] = {
     # name: what happens while the file is there
-    "wedge": "commands named in the file are never answered; an empty file: all commands, and `clients` too",
+    "wedge": "commands named in the file, one a line, get no answer; `clients`: none is taken; empty: all of it",
     "slow": "every command takes this many milliseconds longer",
     "half-line": "a reply stops in the middle, without its newline",
     "drop": "the connection breaks instead of a reply",
-    "hung-quit": "quit never ends, with -t neither",
+    "hung-quit": "quit (3: -q) never ends, with -t neither",
     "refuse-start": "a start prints the file's text and fails",
     "crash-on-start": "the daemon dies right after it listens; -d has returned 0 by then",
     "server-init-delay": "a server stays INITIALIZING for this many milliseconds",
     "server-crash": "the servers die now; the daemon removes the file (name the daemon where there are several)",
+    "server-vanishes": "3: servers named in the file (empty: all) leave the list and end now; the daemon removes it",
+    "fault-state": "the servers go to FAULT now, until their clients have left; the daemon removes the file",
     "restart-loop": "every server dies at start, and is started again as long as a client waits",
     "pid-zero": "clients are known by PID 0, as where the daemon is not in the host's PID namespace",
-    "terminate-fails": "terminate_client does nothing and prints the file's text, 1 when empty",
+    "terminate-fails": "terminate_client does nothing and prints the file's text, 1 when empty; 3: it exits 1",
+    "terminate-hangs": "terminate_client (3: client terminate) is never answered, while lists look as ever",
     "log-flood": "every command writes this many lines to control.log, 1000 when empty",
-    "limit-not-applied": "a limit set by command is forgotten; with a text such as 1024M: that is stored instead",
+    "limit-not-applied": "a limit that is set is forgotten; with a text such as 1024M: that is stored instead",
     "limit-not-enforced": "limits read back as set, and clients are started without them",
 }
 
@@ -79,11 +83,14 @@ class Faults:
             return 0
         return int(text) if text.isdigit() else empty
 
-    def take(self, name: str) -> bool:
-        """Whether a fault is on, and switches it off: for what happens once."""
-        on = False
+    def names(self, name: str, command: str) -> bool:
+        """Whether a fault is on and its value names a command, by a line or a word of its own, or is empty."""
+        text = self.get(name)
+        return text is not None and (not text or command in text.splitlines() or command in text.split())
+
+    def take(self, name: str) -> str | None:
+        """Value of a fault, None where it is off; switches it off: for what happens once."""
+        text = self.get(name)
         for directory in (self._pipe_directory, None):
-            path = _path(self._simulation, name, directory)
-            on = on or os.path.exists(path)
-            remove(path)
-        return on
+            remove(_path(self._simulation, name, directory))
+        return text

@@ -1,28 +1,32 @@
-"""Pinned memory limits and device lists as MPS writes them. Pure."""
+"""Pinned memory limits, device lists and SM partitions as MPS knows them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 MIB = 1024 * 1024
+CHUNKS_PER_GPU, SMS_PER_CHUNK = 16, 8
+"""Static partitions of a Hopper GPU: chunks of 8 SMs (MPS documentation r615)."""
+
 _UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB}
 
 
 def parse_command_value(text: str) -> int | None:
     """Bytes of `<integer>G` or `<integer>M`, the two suffixes of protocol 2 commands; None for anything else."""
+    return None if text.endswith("K") else parse_size(text)
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of `4G`, `512M` or `1024K`, the sizes of protocol 3; None for anything else."""
     number, unit = text[:-1], text[-1:]
-    if unit not in ("G", "M") or not (number.isascii() and number.isdigit()):
+    if unit not in _UNITS or not (number.isascii() and number.isdigit()):
         return None
     return int(number) * _UNITS[unit]
 
 
 def parse_environment_value(text: str) -> int | None:
-    """As `parse_command_value`, and what is seen in environments: `512MB`, `1024K`."""
-    text = text.removesuffix("B")
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS or not (number.isascii() and number.isdigit()):
-        return None
-    return int(number) * _UNITS[unit]
+    """As `parse_size`, and what is seen in environments: `512MB`."""
+    return parse_size(text.removesuffix("B"))
 
 
 def parse_environment(text: str) -> list[tuple[str, int | None]]:

@@ -61,7 +61,8 @@ class Server:
             raise CudaError("INVALID_VALUE")
         gpus = self._driver.gpus()
         names = {gpu.uuid: gpu.name for gpu in gpus}
-        self._devices = visible_devices([gpu.uuid for gpu in gpus], os.environ.get("CUDA_VISIBLE_DEVICES"))
+        visible = visible_devices([gpu.uuid for gpu in gpus], os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._devices = self._allowed(visible)
         if not self._devices:
             raise CudaError("NO_DEVICE")
         overhead_bytes = int(read_switch(self._simulation, "server-context-bytes"))
@@ -81,7 +82,18 @@ class Server:
         self._log.write("Server has started")
         self._report("ready")
 
+    def _allowed(self, visible: list[str]) -> list[str]:
+        """What `allowed-devices` of protocol 3 leaves of the visible devices."""
+        spec = str(self._config.get("devices") or "")
+        if not spec:
+            return visible
+        allowed = visible_devices(visible, spec)
+        whole = len(allowed) == len(spec.split(","))
+        return allowed if whole or read_switch(self._simulation, "bad-allowed-device") == "cut" else []
+
     def fail(self, error: CudaError) -> None:
+        """Says why the start failed, in the log and to the daemon."""
+        self._report(f"failed {error.code}")
         self._log.write(f"Failed to start : {error}")
         self._log.write("MPS server failed to start")
 
@@ -126,7 +138,7 @@ class Server:
         text, descriptor = message
         verb, *words = text.split()
         if verb == "client" and descriptor is not None:
-            self._connect(int(words[0]), int(words[1]), words[2] == "unlimited", socket.socket(fileno=descriptor))
+            self._connect(int(words[0]), int(words[1]), words[2:], socket.socket(fileno=descriptor))
         elif verb == "limit":
             self._limits = [entry for entry in self._limits if entry[0] != words[0]]
             self._limits.append((words[0], int(words[1])))
@@ -137,13 +149,23 @@ class Server:
             self._log.write(f"Active Threads Percentage set to {self._threads:.1f}")
         elif verb == "terminate":
             self._terminate(int(words[0]))
+        elif verb == "fault":
+            self._on_fault()
         elif verb == "drain":
             self._draining = True
         elif verb == "exit":
             return False
         return True
 
-    def _connect(self, number: int, pid: int, unlimited: bool, connection: socket.socket) -> None:
+    def _terms(self, terms: list[str]) -> dict[str, object]:
+        """What a client is told of its limits."""
+        limits, threads = server_limits(self._limits, self._devices), self._threads
+        if terms[0] == "limits":
+            limits = {} if terms[1] == "-" else dict.fromkeys(self._devices, int(terms[1]))
+            threads = float(terms[2])
+        return {"limits": {} if terms[0] == "unlimited" else limits, "threads": threads}
+
+    def _connect(self, number: int, pid: int, terms: list[str], connection: socket.socket) -> None:
         connection.setblocking(False)
         name = f"{{PID: {pid}, Context ID: 0}}"
         self._log.write(f"Received new client request for {name}")
@@ -158,9 +180,8 @@ class Server:
             return
         else:
             client = Client(number, pid, connection)
-            limits = {} if unlimited else server_limits(self._limits, self._devices)
-            answer = {"server": os.getpid(), "devices": self._devices, "limits": limits, "threads": self._threads}
-            send_line(connection, "ok " + json.dumps(answer))
+            facts = {"protocol": self._config["protocol"], "server": os.getpid(), "devices": self._devices}
+            send_line(connection, "ok " + json.dumps({**facts, **self._terms(terms)}))
             self._log.write(f"Client {name} connected")
             self._log.write(f"Creating worker thread for client {name}")
         self._clients[connection.fileno()] = client
@@ -184,9 +205,9 @@ class Server:
             elif verb == "busy":
                 client.busy = True
             elif verb == "fault":
-                self._on_fault(client)
+                self._on_fault()
 
-    def _on_fault(self, client: Client) -> None:
+    def _on_fault(self) -> None:
         self._fault = True
         self._log.write("Volta MPS: Server is handling a fatal GPU error.")
         self._log.write("Volta MPS: The following devices")
@@ -197,6 +218,7 @@ class Server:
             self._log.write(str(other.pid))
             send_line(other.connection, f"error {NUMBERS['LAUNCH_FAILED']}")
         self._report("state FAULT")
+        self._recover()
 
     def _terminate(self, pid: int) -> None:
         """Destroys a client's contexts, not its process."""
@@ -220,6 +242,10 @@ class Server:
             self._wedged = True
             for other in self._clients.values():
                 send_line(other.connection, f"error {NUMBERS['ILLEGAL_ADDRESS']}")
+        self._recover()
+
+    def _recover(self) -> None:
+        """Leaves FAULT when the clients that saw it are gone."""
         if self._fault and not self._clients:
             self._fault = False
             for ordinal in range(len(self._devices)):

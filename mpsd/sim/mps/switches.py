@@ -2,7 +2,12 @@
 
 A file `mps-switches/<name>` in the simulation directory overrides the default; it is read when used.
 
-Where a choice had to be made, the default is the one that is harder on the caller.
+Where a choice had to be made, the default is the one that is harder on the caller. A switch that starts with `3:` is of
+protocol 3 alone.
+
+Guessed and without a switch, since a caller must not read them: layouts of ps, device_query, get_device_client_list,
+lspart (control2), -h and help (frontend, grammar3), titles and widths of tables other than those of `namespace list`
+and `client list` (table3), refusal texts (control3), most log lines of protocol 3 (daemon3).
 """
 
 from mpsd.sim.files import read_text, write_text
@@ -13,7 +18,7 @@ SWITCHES: dict[str, tuple[str, str]] = {
     # name: (default, what is unknown)
     "error-stream": (
         "stderr",
-        "stream of 'Cannot find MPS control daemon process' and 'An instance ...': stdout | stderr",
+        "stream of texts such as 'Cannot find MPS control daemon process', and of 3's refusals: stdout | stderr",
     ),
     "pid-file-newline": ("yes", "whether the pid file ends with a newline: yes | no"),
     "stale-socket": (
@@ -23,12 +28,15 @@ SWITCHES: dict[str, tuple[str, str]] = {
     "overlong-start-status": ("0", "exit status of -d where the socket path does not fit in 107 bytes"),
     "unknown-flag-status": ("1", "exit status of an unknown flag"),
     "argv-commands": ("no", "whether a command may be given as arguments: yes | no"),
-    "foreground-stdin": ("ignore", "what -f does with its stdin (sources disagree): ignore | commands"),
+    "foreground-stdin": (
+        AUTO,
+        "what -f does with its stdin (sources disagree): ignore | commands (its end quits); auto: commands under 3",
+    ),
     "sigterm": ("die", "what SIGTERM does to the daemon: die (files stay, servers live on) | quit"),
     "binary-version": (AUTO, "number in the 'binary version' log line and of -v; auto follows the driver"),
     "limit-display": (
         AUTO,
-        "how a pinned limit prints: as-set | floor-g; auto: floor-g from driver 595 on (seen there)",
+        "how a pinned limit prints: as-set | floor-g; auto: floor-g from driver 595 on (seen there, under protocol 2)",
     ),
     "set-limit-reply": ("", "text after set_default_device_pinned_mem_limit and set_device_pinned_mem_limit"),
     "unset-limit-reply": ("", "text of get_*_device_pinned_mem_limit where none is set"),
@@ -55,6 +63,57 @@ SWITCHES: dict[str, tuple[str, str]] = {
     "invisible-entry": (
         "drop-all",
         "an entry for an invisible GPU also drops the daemon's limit (measured on r615): drop-all | drop-own",
+    ),
+    "old-binary-protocol": (
+        "ignore",
+        "what a binary older than 615 does with CUDA_MPS_PROTOCOL_VERSION=3: ignore | refuse",
+    ),
+    "no-daemon-reply-3": ("Cannot connect to the MPS control daemon", "3: text where no daemon runs"),
+    "stdin-commands-3": (
+        "refuse",
+        "3: commands of protocol 2 on the front-end's stdin: refuse | lines (each is `<module> <verb> ...`, or quit)",
+    ),
+    "unknown-config-key": (
+        "refuse",
+        "3: an unknown key in the configuration file: refuse to start | ignore | vanish (its server is left out)",
+    ),
+    "overlong-path-3": (
+        "accept",
+        "3: a server or namespace whose socket path does not fit: accept (no socket, clients run without MPS) | refuse",
+    ),
+    "pid-file-3": ("no", "3: whether there is a nvidia-cuda-mps-control.pid: yes | no"),
+    "quit-blocks": ("no", "3: whether -q returns when the daemon is gone, or at once: yes | no"),
+    "quit-with-clients": ("wait", "3: what -q does while clients are attached: wait | force"),
+    "directories-at-exit": (
+        "remove",
+        "3: directories of servers and namespaces when the daemon quits: remove | stay",
+    ),
+    "server-start": ("create", "3: when a server's process starts: create | first-client"),
+    "server-status-words": (
+        "Idle Initializing Ready FAULT",
+        "3: status of a server without process, at start, up (documented), after a fatal fault",
+    ),
+    "server-after-crash": ("restart", "3: a server whose process died after it was up: restart | vanish"),
+    "bad-allowed-device": (
+        "none",
+        "3: what a bad entry after good ones leaves of allowed-devices: none | cut (those before)",
+    ),
+    "allowed-devices-unset": ("all", "3: what lists print where allowed-devices is not set"),
+    "without-context-sharing": (
+        "plain",
+        "3: a client where contexts are not shared, by default_socket or feature: plain (without MPS) | refuse | share",
+    ),
+    "namespace-delete-force": ("stay", "3: clients of a namespace deleted by force: stay | terminate"),
+    "namespace-columns": ("5", "3: columns of `namespace list`: 5 (seen on 615) | 7 (documented)"),
+    "client-list-layout": (
+        "captured",
+        "3: rows of `client list`: captured (GPU UUID, `server/namespace (0)`) | documented (ordinal, namespace)",
+    ),
+    "csv-quotes": ("yes", "3: whether a CSV cell with a comma is quoted: yes | no"),
+    "client-terminate-reply": ("", "3: text after client terminate"),
+    "client-percentage": (
+        "lowers",
+        "3: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of a client (sources disagree): lowers | namespace (that one counts)",
     ),
     "fix-driver": ("625", "first driver major where a client killed with work in flight leaves the others alone"),
 }

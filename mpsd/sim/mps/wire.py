@@ -1,11 +1,16 @@
 """How the emulator's processes talk. The real protocol is unpublished; this one is ours, and only as large as needed.
 
-On the stream socket `control` a peer opens with one line:
-  `UI`                 then command lines; each is answered by `<length>` and that many bytes, quit by `exit <status>`
+On a stream socket `control` a peer opens with one line:
+  `UI`                 answered by the daemon's protocol; then command lines, each answered by `<exit status> <length>`
+                       and that many bytes, or by `exit <status>` where the daemon ends. A command of protocol 3 has
+                       its words apart by WORD_END
   `CLIENT <uid or -> <static partition or ->`
-                       answered by `ok <JSON>` or `error <CUresult>` once a server is ready; afterwards the server may
-                       send `error <CUresult>`, the client `context <GPU UUID>`, `fault` or `busy` (work in flight)
-Between daemon and server each packet of a socket pair is one message of words; `client` carries the connection.
+                       answered by `ok <JSON>` or `error <CUresult>` once a server is ready, or by `plain`: CUDA goes on
+                       without MPS. Afterwards the server may send `error <CUresult>`, the client `context <GPU UUID>`,
+                       `fault` or `busy` (work in flight)
+Between daemon and server each packet of a socket pair is one message of words. `client <number> <PID> <terms>` carries
+the connection; its terms are `server` (what the server was started with), `unlimited`, or
+`limits <bytes per GPU, -> <thread percentage>`.
 """
 
 from __future__ import annotations
@@ -15,13 +20,16 @@ import socket
 import sys
 
 MAX_MESSAGE_BYTES = 65536
+MAX_SOCKET_PATH_BYTES = 107
+WORD_END = "\0"
 CHANNEL_DESCRIPTOR = 3
 """Where a server finds its end of the socket pair."""
 
 
-def pipe_directory() -> str:
-    """Where the control socket is, by the environment."""
-    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # noqa: S108 - the documented default
+def pipe_directory(protocol: int = 2) -> str:
+    """Where the control socket is, by the environment, else the documented default."""
+    default = "/run/nvidia-mps" if protocol == 3 and os.getuid() == 0 else "/tmp/nvidia-mps"  # noqa: S108
+    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or default
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:

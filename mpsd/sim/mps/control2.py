@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from mpsd.sim.mps.limits import parse_command_value, resolve_device, show_value
-
-INITIALIZING, ACTIVE, FAULT = "INITIALIZING", "ACTIVE", "FAULT"
-
-CHUNKS_PER_GPU, SMS_PER_CHUNK = 16, 8
-"""Static partitions of a Hopper GPU: chunks of 8 SMs (MPS documentation r615)."""
+from mpsd.sim.mps.limits import CHUNKS_PER_GPU, SMS_PER_CHUNK, parse_command_value, resolve_device, show_value
+from mpsd.sim.mps.views import Limit, Refused, ServerView, Settings
 
 Action = tuple[str, int, str]
 """start UID; send server message; drain server; exit server; terminate server client; quit seconds (-1: no limit)"""
@@ -43,76 +39,28 @@ HELP = "\n".join(
 )
 
 
-class Refused(Exception):  # noqa: N818 - a reply, not a failure of ours
-    """A command was rejected; its text is the reply."""
+class Server2(ServerView):
+    """A server of protocol 2: it keeps the limits of its start, until a command changes them."""
 
-
-class Limit:
-    """A pinned limit with the text it was set by."""
-
-    __slots__ = ("size_bytes", "text")
-
-    def __init__(self, size_bytes: int, text: str) -> None:
-        self.size_bytes = size_bytes
-        self.text = text
-
-
-class ClientView:
-    """A client as the daemon knows it."""
-
-    __slots__ = ("device", "pid", "uid")
-
-    def __init__(self, pid: int, uid: int) -> None:
-        self.pid = pid
-        self.uid = uid
-        self.device = ""
-
-
-class ServerView:
-    """A server as the daemon knows it. `clients` by the id that the daemon gave them."""
-
-    __slots__ = ("clients", "draining", "limits", "pid", "state", "threads", "uid")
+    __slots__ = ("limits", "threads")
 
     def __init__(self, pid: int, uid: int, limits: dict[str, Limit], threads: float) -> None:
-        self.pid = pid
-        self.uid = uid
-        self.state = INITIALIZING
-        self.clients: dict[int, ClientView] = {}
+        super().__init__(pid, uid)
         self.limits = limits
         self.threads = threads
-        self.draining = False
 
 
-class Settings:
-    """How this daemon was started and which way the unknowns go. `devices` are (UUID, name) as renumbered."""
-
-    def __init__(
-        self,
-        devices: Sequence[tuple[str, str]],
-        switch: Callable[[str], str],
-        floor_g: bool = False,
-        static: bool = False,
-        command_of: Callable[[int], str] = str,
-    ) -> None:
-        self.devices = devices
-        self.switch = switch
-        self.floor_g = floor_g
-        self.static = static
-        self.command_of = command_of
-
-
-class Control:
+class Control2:
     """State of one daemon: the defaults of servers to come, and the servers."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, static: bool = False) -> None:
         self.settings = settings
+        self.static = static
         self.limits: dict[str, Limit] = {}
         self.threads = 100.0
         self.priority = 0
-        self.servers: dict[int, ServerView] = {}
+        self.servers: dict[int, Server2] = {}
         self.partitions: dict[str, list[tuple[str, int]]] = {}
-        self.limit_override: Callable[[Limit], Limit | None] = lambda limit: limit
-        self.show_client_pid: Callable[[int], int] = lambda pid: pid
         self._actions: list[Action] = []
 
     def execute(self, line: str) -> tuple[str, list[Action]]:
@@ -132,7 +80,7 @@ class Control:
     def set_default_limit(self, device: str, limit: Limit) -> None:
         """Sets a default; the last one set comes last, which decides between an ordinal and a UUID for one device."""
         self.limits.pop(device, None)
-        applied = self.limit_override(limit)
+        applied = self.settings.apply_limit(limit)
         if applied is not None:
             self.limits[device] = applied
 
@@ -143,7 +91,7 @@ class Control:
 
     # Servers and clients
 
-    def _server(self, words: list[str]) -> ServerView:
+    def _server(self, words: list[str]) -> Server2:
         server = self.servers.get(int(words[0]))
         if server is None:
             raise Refused(self.settings.switch("bad-server-reply"))
@@ -170,14 +118,14 @@ class Control:
 
     def get_client_list(self, words: list[str]) -> str:
         clients = self._server(words).clients.values()
-        return "\n".join(str(self.show_client_pid(client.pid)) for client in clients)
+        return "\n".join(str(self.settings.show_pid(client.pid)) for client in clients)
 
     def get_device_client_list(self, words: list[str]) -> str:
         servers = [self._server(words)] if words else list(self.servers.values())
         lines = []
-        for uuid, _ in self.settings.devices:
+        for uuid in self.settings.uuids:
             pids = [
-                self.show_client_pid(c.pid) for server in servers for c in server.clients.values() if c.device == uuid
+                self.settings.show_pid(c.pid) for server in servers for c in server.clients.values() if c.device == uuid
             ]
             lines.append(" ".join((uuid, *map(str, pids))))
         return "\n".join(lines)
@@ -189,7 +137,7 @@ class Control:
             for number, client in server.clients.items():
                 if only not in (None, client.pid):
                     continue
-                pid, device = self.show_client_pid(client.pid), client.device[:12] or "-"
+                pid, device = self.settings.show_pid(client.pid), client.device[:12] or "-"
                 command = self.settings.command_of(client.pid)
                 lines.append(f"{pid:<9} {number:<5} {server.pid:<8} {device:<18} {client.pid:<9} {command}")
         return "\n".join(lines)
@@ -248,7 +196,7 @@ class Control:
         return self._show_limit(self.limits.get(words[0]))
 
     def set_device_pinned_mem_limit(self, words: list[str]) -> str:
-        server, device, limit = self._server(words), words[1], self.limit_override(self._parse_limit(words[2]))
+        server, device, limit = self._server(words), words[1], self.settings.apply_limit(self._parse_limit(words[2]))
         server.limits.pop(device, None)
         if limit is not None:
             server.limits[device] = limit
@@ -274,12 +222,15 @@ class Control:
         if servers:
             self._server(servers)
         separator = "," if "--csv" in words else "  "
-        rows = [("ORDINAL", "UUID", "NAME"), *((str(n), *device) for n, device in enumerate(self.settings.devices))]
+        rows = [
+            ("ORDINAL", "UUID", "NAME"),
+            *((str(n), device.uuid, device.name) for n, device in enumerate(self.settings.devices)),
+        ]
         return "\n".join(separator.join(row) for row in rows)
 
     def sm_partition(self, words: list[str]) -> str:
-        uuid = resolve_device(words[1], [uuid for uuid, _ in self.settings.devices])
-        if uuid is None or not self.settings.static:
+        uuid = resolve_device(words[1], self.settings.uuids)
+        if uuid is None or not self.static:
             raise ValueError
         partitions = self.partitions.setdefault(uuid, [])
         if words[0] == "add":
@@ -301,7 +252,7 @@ class Control:
     def lspart(self, words: list[str]) -> str:
         lines = ["GPU           Partition                          free   used   free  used  clients"]
         lines.append("                                                 chunk  chunk  SM    SM")
-        for uuid, _ in self.settings.devices:
+        for uuid in self.settings.uuids:
             partitions = self.partitions.get(uuid, [])
             used = sum(chunks for _, chunks in partitions)
             free = CHUNKS_PER_GPU - used
@@ -328,6 +279,6 @@ class Control:
 
 _LSPART_ROW = "{:<13} {:<34} {:<6} {:<6} {:<5} {:<5} {}"
 
-_COMMANDS: dict[str, Callable[[Control, list[str]], str]] = {
-    name: getattr(Control, name) for name in (*(line.split()[0] for line in HELP.splitlines()), "help")
+_COMMANDS: dict[str, Callable[[Control2, list[str]], str]] = {
+    name: getattr(Control2, name) for name in (*(line.split()[0] for line in HELP.splitlines()), "help")
 }

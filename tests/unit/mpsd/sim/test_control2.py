@@ -1,4 +1,4 @@
-"""How the emulated daemon answers, without processes."""
+"""How the emulated daemon answers commands of protocol 2, without processes."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.sim.mps.control import ACTIVE, ClientView, Control, ServerView, Settings
+from mpsd.sim.mps.control2 import Control2, Server2
 from mpsd.sim.mps.switches import SWITCHES
+from mpsd.sim.mps.views import ACTIVE, ClientView, DeviceView, Settings
 
 UUIDS = ("GPU-aa11", "GPU-bb22")
 
@@ -16,22 +17,20 @@ def default_switch(name: str) -> str:
     return SWITCHES[name][0]
 
 
-def make(switch: Callable[[str], str] = default_switch, *, floor_g: bool = False, static: bool = False) -> Control:
-    devices = [(uuid, "Simulated") for uuid in UUIDS]
-    return Control(
-        Settings(devices=devices, switch=switch, floor_g=floor_g, static=static, command_of=lambda pid: "prog -x")
-    )
+def make(switch: Callable[[str], str] = default_switch, *, floor_g: bool = False, static: bool = False) -> Control2:
+    devices = [DeviceView(uuid, "Simulated", "") for uuid in UUIDS]
+    return Control2(Settings(devices, switch, floor_g=floor_g, command_of=lambda pid: "prog -x"), static)
 
 
-def with_server(control: Control, *pids: int) -> Control:
-    server = ServerView(100, 0, dict(control.limits), control.threads)
+def with_server(control: Control2, *pids: int) -> Control2:
+    server = Server2(100, 0, dict(control.limits), control.threads)
     server.state = ACTIVE
     server.clients = {number: ClientView(pid, 0) for number, pid in enumerate(pids, 1)}
     control.servers[100] = server
     return control
 
 
-def reply(control: Control, line: str) -> str:
+def reply(control: Control2, line: str) -> str:
     return control.execute(line)[0]
 
 
