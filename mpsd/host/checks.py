@@ -1,0 +1,58 @@
+"""What mpsd needs of its own process: enough descriptors, the host's PID namespace."""
+
+import os
+import resource
+
+from mpsd.host.survival import INITIAL_PID
+
+NOFILE_NEEDED = 16384
+"""MPS fails to create shared memory segments below that (NVIDIA MPS documentation)."""
+NOFILE_WANTED = 65536
+
+
+def raise_nofile() -> str:
+    """Raises the soft limit of open files of this process; children started from now on have it too.
+
+    Returns:
+        Why that is not enough for MPS, empty when it is.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if (wanted := nofile_soft(soft, hard)) != soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return nofile_objection(hard)
+
+
+def nofile_soft(soft: int, hard: int) -> int:
+    """The soft limit to set; never a lower one. Limits as `resource` has them, RLIM_INFINITY included."""
+    if soft == resource.RLIM_INFINITY:
+        return soft
+    ceiling = NOFILE_WANTED if hard == resource.RLIM_INFINITY else min(hard, NOFILE_WANTED)
+    return max(soft, ceiling)
+
+
+def nofile_objection(hard: int) -> str:
+    """Why MPS may fail under that hard limit, empty when it won't."""
+    if hard == resource.RLIM_INFINITY or hard >= NOFILE_NEEDED:
+        return ""
+    return (
+        f"cannot open the {NOFILE_NEEDED} files that MPS may need: the hard limit is {hard}: raise LimitNOFILE of "
+        "mpsd's unit or of the container runtime"
+    )
+
+
+def pid_namespace_objection(proc: str = "/proc") -> str:
+    """Why MPS would not see its clients, empty when mpsd is in the host's PID namespace.
+
+    The number of the first namespace is fixed (linux/nsfs.h); what /proc/1 and NSpid say depends on which /proc is
+    mounted.
+    """
+    try:
+        namespace = os.readlink(f"{proc}/self/ns/pid")
+    except OSError as error:
+        return f"cannot tell whether mpsd is in the host's PID namespace: {error.strerror}: mount /proc"
+    if namespace == INITIAL_PID:
+        return ""
+    return (
+        "cannot see the processes of other containers: mpsd is in a PID namespace of its own, so MPS knows their "
+        "clients as pid 0 and can neither tell them apart nor terminate one: set hostPID: true"
+    )

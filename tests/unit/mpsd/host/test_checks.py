@@ -1,0 +1,56 @@
+import resource
+from pathlib import Path
+
+import pytest
+
+from mpsd.host import checks
+from mpsd.host.survival import INITIAL_PID
+
+INFINITY = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "warned"),
+    [
+        (1024, 1048576, 65536, False),
+        (1024, 16384, 16384, False),
+        (1024, 4096, 4096, True),
+        (100000, 1048576, 100000, False),
+        (1024, INFINITY, 65536, False),
+        (INFINITY, INFINITY, INFINITY, False),
+    ],
+)
+def test_the_soft_limit_of_open_files(soft: int, hard: int, wanted: int, warned: bool) -> None:
+    assert checks.nofile_soft(soft, hard) == wanted
+    objection = checks.nofile_objection(hard)
+    assert bool(objection) == warned
+    assert not warned or objection.startswith("cannot open the 16384 files that MPS may need: the hard limit is 4096: ")
+
+
+def test_it_is_raised_for_this_process_and_its_children() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+        objection = checks.raise_nofile()
+        after = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert after == (checks.nofile_soft(256, before[1]), before[1])
+    assert objection == checks.nofile_objection(before[1])
+
+
+@pytest.mark.parametrize(
+    ("link", "text"),
+    [
+        (INITIAL_PID, ""),
+        ("pid:[4026532999]", "cannot see the processes of other containers: "),
+        ("", "cannot tell whether mpsd is in the host's PID namespace: No such file or directory: mount /proc"),
+    ],
+)
+def test_the_pid_namespace(short_tmp: Path, link: str, text: str) -> None:
+    (short_tmp / "self" / "ns").mkdir(parents=True)
+    if link:
+        (short_tmp / "self" / "ns" / "pid").symlink_to(link)
+    objection = checks.pid_namespace_objection(str(short_tmp))
+    assert objection.startswith(text)
+    assert bool(objection) == bool(text)
