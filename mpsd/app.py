@@ -15,27 +15,37 @@ from mpsd import processes
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
+from mpsd.daemon import process
 from mpsd.daemon.host import LocalHost
+from mpsd.daemon.logs.parse import Severity
+from mpsd.daemon.logs.tail import LogTails
 from mpsd.errors import ConfigError, GpufracError, ProtocolError
-from mpsd.gpu.backend import GpuBackend
+from mpsd.gpu.backend import GpuBackend, GpuError
 from mpsd.gpu.prober import Prober
+from mpsd.host import checks, reexec, survival
+from mpsd.host.place import HostPlace
 from mpsd.localapi.server import LocalServer, Method
 from mpsd.localapi.wire import MAX_BLOCK_S
 from mpsd.log import configure, get_logger
 from mpsd.processlock import ProcessLock
 from mpsd.snapshot import Desired, GpuClients, Snapshot
 from mpsd.state import StateFile
-from mpsd.supervisor import Supervisor
+from mpsd.supervision.supervisor import Supervisor
+from mpsd.supervision.terminate import Terminator
 
 log = get_logger("mpsd")
 T = TypeVar("T")
+_SAY = {Severity.INFO: log.info, Severity.WARNING: log.warning, Severity.ERROR: log.error}
 
 LOCK_WAIT_S = 10.0
 """For an instance that is on its way out, as in a rolling upgrade."""
 CLIENTS_S = 4.5
 """For a caller that names no time: below the usual timeout of a call, so that it gets the reasons."""
+PROBE_S, PROBE_BYTES = 10.0, 4096
 CLEANUP_S = MAX_BLOCK_S - 2.0
 MAX_UUIDS = 256
+MAX_KEYS = 256
+TERMINATE_S = MAX_BLOCK_S - 8.0
 
 
 def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> int:
@@ -79,16 +89,26 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     except OSError as error:
         raise GpufracError(f"cannot prepare {error.filename}: {error.strerror}") from error
 
+    supervisor: Supervisor
     prober: Prober
+    logs = LogTails(
+        lambda name, event: supervisor.log_event(name, event),  # noqa: PLW0108 - the supervisor comes after
+        lambda name, severity, text: _SAY[severity](text, daemon=name),
+        max_bytes=config.mps.log_max_bytes,
+    )
+    place, warnings = _place(config)
+    host = LocalHost(config.mps, state, place=place)
     supervisor = Supervisor(
         config,
         backend,
-        LocalHost(config.mps, state),
+        host,
         state,
+        logs=logs,
         kick=lambda: prober.kick(),  # noqa: PLW0108 - the prober comes after
+        warnings=warnings,
     )
-    prober = Prober(backend, supervisor.inventory_changed)
-    server = LocalServer(config.mpsd_socket, methods(supervisor))
+    prober = Prober(backend, supervisor.inventory_changed, on_error=_begin_anew_if_due)
+    server = LocalServer(config.mpsd_socket, methods(supervisor, Terminator(supervisor)))
     watcher = ConfigWatcher(
         config_path,
         lambda new: supervisor.config_changed(_with_emulator(new)),
@@ -100,10 +120,38 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     # The supervisor ends before the prober, which closes the driver, and before the server: the stop can be seen.
     prober.start()
     parts.callback(prober.close)
+    logs.start()
+    parts.callback(logs.close)
     supervisor.start()
     parts.callback(supervisor.close)
     watcher.start()
     parts.callback(watcher.close)
+
+
+def _place(config: NodeConfig) -> tuple[HostPlace | None, tuple[str, ...]]:
+    """Where daemons are started, and what of this host falls short of what they need. A simulated node asks nothing of
+    its host."""
+    if config.backend == "simulated":
+        return None, ()
+    for directory in (config.mps.run_root, config.mps.log_root):
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+    found = survival.probe(
+        lambda arguments: process.run(arguments, {}, b"", PROBE_S, PROBE_BYTES),
+        (config.mps.run_root, config.mps.log_root),
+    )
+    warnings = tuple(filter(None, (found.reason, checks.raise_nofile(), checks.pid_namespace_objection())))
+    for warning in warnings:
+        log.warning("this host falls short", reason=warning)
+    return HostPlace(found, shared_memory=config.mps.shared_memory), warnings
+
+
+def _begin_anew_if_due(error: GpufracError) -> None:
+    """A driver that was upgraded under us needs its new library, which only a new program loads. Daemons live on."""
+    code = error.code if isinstance(error, GpuError) else None
+    now_s = time.time()
+    if code is not None and reexec.reexec_due(code, reexec.last_reexec(os.environ), now_s):
+        log.warning("the driver was replaced: mpsd begins anew to load its library", error=str(error))
+        reexec.reexec(now_s)
 
 
 def _backend(config: NodeConfig) -> tuple[NodeConfig, GpuBackend]:
@@ -146,7 +194,19 @@ class _Clients(msgspec.Struct, frozen=True):
     timeout_s: float = CLIENTS_S
 
 
-def methods(supervisor: Supervisor) -> dict[str, Method]:
+class _Replace(msgspec.Struct, frozen=True):
+    daemon: str
+    now: bool = False
+    reason: str = "an operator asked for it"
+
+
+class _Terminate(msgspec.Struct, frozen=True):
+    keys: tuple[str, ...]
+    kill: bool = False
+    force: bool = False
+
+
+def methods(supervisor: Supervisor, terminator: Terminator) -> dict[str, Method]:
     """The methods of the local API. Params of the wrong shape raise ProtocolError."""
 
     def watch(params: dict[str, Any]) -> Snapshot:
@@ -162,11 +222,24 @@ def methods(supervisor: Supervisor) -> dict[str, Method]:
             raise ProtocolError(f"cannot list the clients of more than {MAX_UUIDS} GPUs at a time")
         return supervisor.clients(asked.uuids, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
 
+    def replace(params: dict[str, Any]) -> None:
+        asked = _params(params, _Replace)
+        supervisor.replace(asked.daemon, asked.reason, now=asked.now)
+
+    def terminate(params: dict[str, Any]) -> dict[str, Any]:
+        asked = _params(params, _Terminate)
+        if not asked.keys or len(asked.keys) > MAX_KEYS:
+            raise ProtocolError(f"cannot end the clients of {len(asked.keys)} allocations: 1 to {MAX_KEYS} at a time")
+        done, errors = terminator.terminate(asked.keys, kill=asked.kill, force=asked.force, timeout_s=TERMINATE_S)
+        return {"clients": done, "errors": errors}
+
     return {
         "snapshot": lambda _: supervisor.snapshot,
         "watch": watch,
         "apply": apply,
         "clients": clients,
+        "replace": replace,
+        "terminate": terminate,
         "cleanup": lambda _: {"left": supervisor.cleanup(CLEANUP_S)},
         "status": lambda _: _status(supervisor),
     }

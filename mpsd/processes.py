@@ -55,6 +55,12 @@ def parent(pid: int, proc: str = "/proc") -> int | None:
     return _stat(pid, _PARENT, proc)
 
 
+def name(pid: int, proc: str = "/proc") -> str:
+    """The kernel's short name of a process, printable; empty when it is gone. Anyone can choose it."""
+    text = os.fsdecode(_read(f"{proc}/{pid}/comm")).strip()
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text)
+
+
 def boot_id(proc: str = "/proc") -> str:
     """Differs after each boot. Raises OSError."""
     with open(f"{proc}/sys/kernel/random/boot_id", encoding="ascii") as file:

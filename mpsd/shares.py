@@ -11,6 +11,7 @@ import msgspec
 
 from mpsd.config.model import FixedMemory, FractionMemory, NodeConfig, Resource, UnitMemory
 from mpsd.gpu.model import MIB, GpuInfo, Mode
+from mpsd.groups import Group
 from mpsd.quantity import format_bytes
 
 
@@ -54,25 +55,34 @@ def slots(resource: Resource, usable_bytes: int) -> int:
     return usable_bytes // size.request_bytes if isinstance(size, ShareSize) else 0
 
 
-def is_allowed(resource: Resource, config: NodeConfig, info: GpuInfo) -> bool:
-    """Whether shares of the resource may lie on this single GPU: both selections admit it, and it is not for groups."""
-    return (
-        not resource.groups
-        and config.gpus.admits(info.uuid, info.index)
-        and resource.gpus.admits(info.uuid, info.index)
+def slot_count(resource: Resource, usable_bytes: int, client_limit: int) -> int:
+    """How many shares of the resource a GPU lists: what fits, and under MPS no more than it takes clients."""
+    count = slots(resource, usable_bytes)
+    if resource.mode is Mode.SM_SHARING and not isinstance(resource.memory, UnitMemory):
+        return min(count, client_limit)
+    return count
+
+
+def is_allowed(resource: Resource, config: NodeConfig, group: Group, members: Iterable[GpuInfo]) -> bool:
+    """Whether shares of the resource may lie on this group: selections admit it, or the resource names the group."""
+    if resource.groups or group.declared:
+        return group.name in resource.groups
+    return all(
+        config.gpus.admits(info.uuid, info.index) and resource.gpus.admits(info.uuid, info.index) for info in members
     )
 
 
 def largest_limit_bytes(
-    resources: Iterable[Resource], config: NodeConfig, info: GpuInfo, usable_bytes: int
+    resources: Iterable[Resource], config: NodeConfig, group: Group, members: Iterable[GpuInfo], usable_bytes: int
 ) -> int | None:
-    """The largest limit a container of any sm-sharing resource could get on this GPU, None when there is no such.
+    """The largest limit a container of any sm-sharing resource could get here, None when there is no such.
 
     A container may ask for all units of a unit resource, so that one counts with every whole unit of the GPU.
     """
+    members = tuple(members)
     limits = []
     for resource in resources:
-        if resource.mode is not Mode.SM_SHARING or not is_allowed(resource, config, info):
+        if resource.mode is not Mode.SM_SHARING or not is_allowed(resource, config, group, members):
             continue
         size = share_size(resource, usable_bytes)
         if isinstance(size, ShareSize):

@@ -26,9 +26,16 @@ class DaemonState(StrEnum):
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One control daemon. `pinned_limit_bytes` is the default limit as read back, None until then."""
+    """One control daemon, the same for each GPU of its group.
+
+    `pinned_limit_bytes` is the default limit as read back, None until then; under protocol 3 it is no client's of ours.
+    `attached`: under protocol 3, the allocations whose namespace was read back. `wedged`: it is to be replaced by
+    `mps.onWedge`. `last_log` has the daemon's last log lines while it is in trouble.
+    """
 
     state: DaemonState
+    name: str = ""
+    """UUID of its only GPU, or the group's name."""
     reason: str = ""
     since_unix_s: float = 0.0
     protocol: int = 2
@@ -36,20 +43,36 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     pipe_directory: str = ""
     log_directory: str = ""
     pinned_limit_bytes: int | None = None
+    attached: tuple["Attached", ...] = ()
     restarts: int = 0
+    wedged: bool = False
+    last_log: tuple[str, ...] = ()
+
+
+class Attached(msgspec.Struct, frozen=True):
+    """An allocation with a namespace of its own (protocol 3), limits read back. `pipe_directory` is what its container
+    mounts; `objection` says why it can't start now, empty when it can."""
+
+    key: str
+    pipe_directory: str
+    limit_bytes: int
+    objection: str = ""
 
 
 class GpuClient(msgspec.Struct, frozen=True, kw_only=True):
-    """A process on the GPU. `allocation_key` is from the marker in its environment or an ancestor's; None: not ours."""
+    """A process on the GPU. `allocation_key` is from the marker in its environment or an ancestor's; None: not ours.
+    `command` is its name as the kernel has it."""
 
     pid: int
     allocation_key: str | None = None
     mps: bool = True
     used_bytes: int | None = None
+    command: str = ""
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as mpsd sees it. `not_shared` says why it is left alone (MIG, excluded), empty when it is ours.
+    """One GPU as mpsd sees it. `not_shared` says why it is left alone (MIG, excluded), empty when it is ours. `group`
+    is the group that serves it: its own UUID, or the name of a declared one.
 
     `mode` is the mode applied now (None: idle); `driver_compute_mode` the one read from the driver.
     """
@@ -58,6 +81,7 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     health: GpuHealth
     reason: str = ""
     not_shared: str = ""
+    group: str = ""
     mode: Mode | None = None
     driver_compute_mode: ComputeMode = ComputeMode.UNKNOWN
     daemon: DaemonStatus | None = None
@@ -82,6 +106,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The error of a config file that was refused on reload; empty when the file is in force."""
     backend: str = "nvml"
     started_unix_s: float = 0.0
+    warnings: tuple[str, ...] = ()
+    """What is short of perfect on this host, such as daemons that end with mpsd; each says what to do."""
 
 
 class GpuClients(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,14 +117,21 @@ class GpuClients(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class DesiredGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plugin wants of one GPU: the mode its allocations are bound to, None when it holds none, and the largest
-    limit among them, which the daemon's default must not be below, whatever the config says by now."""
+class DesiredAllocation(msgspec.Struct, frozen=True, kw_only=True):
+    """A live allocation as mpsd needs it. `limit_bytes` is per GPU. `slot` is the slot of its share, None for units:
+    under protocol 3 a fixed share has its namespace in the daemon's config, units get one of their own."""
 
-    uuid: str
-    mode: Mode | None = None
-    limit_bytes: int = 0
+    key: str
+    resource: str
+    group: str
+    gpus: tuple[str, ...]
+    mode: Mode
+    limit_bytes: int
+    thread_percent: int | None = None
+    slot: int | None = None
 
 
 class Desired(msgspec.Struct, frozen=True, kw_only=True):
-    gpus: tuple[DesiredGpu, ...] = ()
+    """Every live allocation: what is not named is gone."""
+
+    allocations: tuple[DesiredAllocation, ...] = ()

@@ -17,7 +17,6 @@ import msgspec
 import yaml
 
 from mpsd.config.model import (
-    MAX_ADVERTISED_DEVICES,
     MIN_UNIT_BYTES,
     SOCKET_NAME_MAX_BYTES,
     CdiConfig,
@@ -30,11 +29,13 @@ from mpsd.config.model import (
     GpuSelection,
     Memory,
     MpsConfig,
+    NamespaceMount,
     NodeConfig,
     Resource,
     SimulatedConfig,
     SimulatedGpu,
     UnitMemory,
+    WedgePolicy,
 )
 from mpsd.errors import ConfigError
 from mpsd.gpu.model import MIB, Mode
@@ -53,7 +54,7 @@ _MAX_NODES = 20_000
 _MAX_ITEMS = 256
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path without its NUL
 _UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
-_MAX_GROUP_NAME = 63 - len("::") - len(str(MAX_ADVERTISED_DEVICES - 1))
+_MAX_GROUP_NAME = _UUID_LENGTH  # it stands where a UUID does: in device IDs and socket paths
 _MAX_SIZE_BYTES = MAX_VALUE // MIB * MIB
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -446,10 +447,9 @@ def _section(value: _Value | None, default: _Struct, readers: _Readers) -> _Stru
     return msgspec.structs.replace(default, **{name: field for name, field in fields.items() if field is not None})
 
 
-def _mps(value: _Value | None, groups: _Groups) -> MpsConfig:
+def _mps(value: _Value | None) -> MpsConfig:
     # A control daemon that can't bind its socket exits without a word, so the longest must fit.
-    daemon = "x" * max([_UUID_LENGTH, *(len(name) for name, _ in groups)])
-    control = f"/mps/{daemon}/pipe/control"
+    control = f"/mps/{'x' * _UUID_LENGTH}/pipe/control"
     return _section(
         value,
         MpsConfig(),
@@ -461,6 +461,10 @@ def _mps(value: _Value | None, groups: _Groups) -> MpsConfig:
             "logRoot": ("log_root", _Value.path_text),
             "sharedMemory": ("shared_memory", _Value.boolean),
             "clientLimit": ("client_limit", lambda v: v.integer(1, MAX_CLIENT_LIMIT)),
+            "onWedge": ("on_wedge", lambda v: v.choice(WedgePolicy)),
+            "prohibitWhileDown": ("prohibit_while_down", _Value.boolean),
+            "namespaceMount": ("namespace_mount", lambda v: v.choice(NamespaceMount)),
+            "logMaxSize": ("log_max_bytes", lambda v: v.size(MIB, round_up=False)),
         },
     )
 
@@ -819,7 +823,7 @@ def _node_config(root: _Value) -> NodeConfig | None:
 def _plain_sections(entries: Mapping[str, _Value], default: NodeConfig) -> NodeConfig:
     config = msgspec.structs.replace(
         default,
-        mps=_mps(entries.get("mps"), default.groups),
+        mps=_mps(entries.get("mps")),
         cdi=_cdi(entries.get("cdi")),
         simulated=_simulated(entries.get("simulated")),
     )

@@ -44,6 +44,23 @@ class Delivery(StrEnum):
     BOTH = "both"
 
 
+class WedgePolicy(StrEnum):
+    """What happens to a daemon that stopped answering or whose server is lost. REPORT: nothing but words.
+    REPLACE_WHEN_IDLE: it is replaced once no client is left on its GPUs. REPLACE: at once, whoever runs."""
+
+    REPORT = "report"
+    REPLACE_WHEN_IDLE = "replace-when-idle"
+    REPLACE = "replace"
+
+
+class NamespaceMount(StrEnum):
+    """What a container mounts of an MPS v3 namespace. DAEMON: the directory the daemon made. LINKED: one of ours that
+    stays over daemon restarts, in which the namespace's socket is linked again."""
+
+    DAEMON = "daemon"
+    LINKED = "linked"
+
+
 class FixedMemory(msgspec.Struct, frozen=True, kw_only=True):
     """`memory: {request, limit}` in bytes, whole MiB."""
 
@@ -102,6 +119,12 @@ class MpsConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_root: str = "/var/log/gpufrac"
     shared_memory: bool = False
     client_limit: int = MPS_CLIENTS_PER_GPU
+    on_wedge: WedgePolicy = WedgePolicy.REPLACE_WHEN_IDLE
+    prohibit_while_down: bool = False
+    """Whether a GPU bound to sm-sharing is PROHIBITED from the loss of its daemon until it is ready again."""
+    namespace_mount: NamespaceMount = NamespaceMount.DAEMON
+    log_max_bytes: int = 16 * MIB
+    """Size of one log file of a daemon before it is cut."""
 
 
 class CdiConfig(msgspec.Struct, frozen=True, kw_only=True):

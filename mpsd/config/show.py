@@ -36,6 +36,10 @@ def effective(config: NodeConfig) -> dict[str, Any]:
             "logRoot": config.mps.log_root,
             "sharedMemory": config.mps.shared_memory,
             "clientLimit": config.mps.client_limit,
+            "onWedge": config.mps.on_wedge.value,
+            "prohibitWhileDown": config.mps.prohibit_while_down,
+            "namespaceMount": config.mps.namespace_mount.value,
+            "logMaxSize": format_bytes(config.mps.log_max_bytes),
         },
         "cdi": {
             "directory": config.cdi.directory,

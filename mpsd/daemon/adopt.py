@@ -12,6 +12,8 @@ import msgspec
 from mpsd.plan import DAEMON_MARKER
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+PROTOCOL_VERSION = "CUDA_MPS_PROTOCOL_VERSION"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +31,9 @@ class DaemonIdentity(msgspec.Struct, frozen=True, kw_only=True):
     start_time: int
     process_group: int
     pipe_directory: str
+    protocol: int = 2
+    gpus: tuple[str, ...] = ()
+    """UUIDs by its ordinals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Evidence:
     """
 
     boot_id: str
-    uuid: str
+    name: str
     pipe_directory: str
     recorded: DaemonIdentity | None
     candidates: tuple[Candidate, ...]
@@ -72,7 +77,7 @@ class Gone:
 
 
 def judge(evidence: Evidence) -> Ours | Foreign | Gone:
-    """The verdict on the daemon of one GPU."""
+    """The verdict on the daemon of one group."""
     foreign: Foreign | None = None
     for candidate in evidence.candidates:
         recorded = evidence.recorded
@@ -89,16 +94,29 @@ def judge(evidence: Evidence) -> Ours | Foreign | Gone:
                 continue
         elif environment.get(PIPE_DIRECTORY) != evidence.pipe_directory:
             continue  # the PID was used again by something else
-        elif not is_recorded and environment.get(DAEMON_MARKER) != evidence.uuid:
+        elif not is_recorded and environment.get(DAEMON_MARKER) != evidence.name:
             foreign = Foreign(candidate.pid, "we did not start it")
             continue
-        return Ours(
-            DaemonIdentity(
-                boot_id=evidence.boot_id,
-                pid=candidate.pid,
-                start_time=candidate.start_time,
-                process_group=candidate.process_group,
-                pipe_directory=evidence.pipe_directory,
-            )
-        )
+        return Ours(identify(candidate, evidence.boot_id, evidence.pipe_directory, recorded))
     return foreign or Gone()
+
+
+def identify(
+    candidate: Candidate, boot_id: str, pipe_directory: str, recorded: DaemonIdentity | None = None
+) -> DaemonIdentity:
+    """A daemon of ours as its environment describes it, or else its record: what it was started with holds for good."""
+    environment = candidate.environment
+    if environment is not None:
+        protocol = 3 if environment.get(PROTOCOL_VERSION) == "3" else 2
+        gpus = tuple(uuid for uuid in environment.get(VISIBLE_DEVICES, "").split(",") if uuid)
+    else:
+        protocol, gpus = (recorded.protocol, recorded.gpus) if recorded is not None else (2, ())
+    return DaemonIdentity(
+        boot_id=boot_id,
+        pid=candidate.pid,
+        start_time=candidate.start_time,
+        process_group=candidate.process_group,
+        pipe_directory=pipe_directory,
+        protocol=protocol,
+        gpus=gpus,
+    )

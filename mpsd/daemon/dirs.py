@@ -1,10 +1,14 @@
 """Makes and clears the directories of a control daemon."""
 
 import contextlib
+import errno
 import os
+import socket
 import stat
+from collections.abc import Collection
 
-from mpsd.daemon.paths import DaemonDirs
+from mpsd.daemon.namespaces import SERVER
+from mpsd.daemon.paths import DaemonDirs, link_directory, namespace_socket
 from mpsd.errors import TransientError
 
 MODE = 0o755
@@ -33,20 +37,79 @@ def prepare(dirs: DaemonDirs) -> str:
     return f"other users can't pass {closed[0]}: chmod o+x it" if closed else ""
 
 
+def is_served(dirs: DaemonDirs) -> bool:
+    """Whether somebody listens on the control socket; where that can't be told somebody does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(dirs.control_socket)
+        except OSError as error:
+            return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED)
+        return True
+
+
 def clear_stale(dirs: DaemonDirs) -> None:
-    """Removes what a dead daemon left in its pipe directory. Only for when no daemon lives there."""
-    for path in (dirs.control_socket, dirs.pid_file):
-        with contextlib.suppress(FileNotFoundError):
+    """Removes what a dead daemon left in its pipe directory; the directories of its namespaces stay, as containers have
+    them mounted. Only for when no daemon lives there."""
+    server = os.path.join(dirs.pipe, SERVER)
+    namespaces = [os.path.join(server, name) for name in _names(server)]
+    for path in (dirs.pid_file, *(f"{directory}/control" for directory in (dirs.pipe, server, *namespaces))):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
 
 
 def remove(dirs: DaemonDirs) -> None:
-    """Removes the pipe directory of a daemon that is gone; log files stay."""
-    clear_stale(dirs)
+    """Removes the pipe directory of a daemon that is gone, and what is beside it; log files stay."""
     with contextlib.suppress(OSError):
-        for name in os.listdir(dirs.pipe):
-            os.unlink(os.path.join(dirs.pipe, name))
-        os.rmdir(dirs.pipe)
+        os.unlink(dirs.config_file)
+    _remove_tree(dirs.links)
+    _remove_tree(dirs.pipe)
+
+
+def link_socket(dirs: DaemonDirs, namespace: str) -> None:
+    """Links the socket of a namespace into our stable directory, where containers have it mounted.
+
+    Raises:
+        TransientError: it can't be linked.
+    """
+    source, directory = namespace_socket(dirs, namespace), link_directory(dirs, namespace)
+    target = f"{directory}/control"
+    try:
+        for path in (dirs.links, directory):
+            _make(path)
+        if os.path.exists(target) and os.path.samefile(source, target):
+            return
+        # Two names of one file are not renamed onto each other, so what an earlier try left must go first.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{target}.new")
+        os.link(source, f"{target}.new")
+        os.rename(f"{target}.new", target)
+    except OSError as error:
+        raise TransientError(f"cannot link {source} to {target}: {error.strerror}") from error
+
+
+def prune_links(dirs: DaemonDirs, keep: Collection[str]) -> None:
+    """Removes our directories of namespaces that are no more."""
+    for name in _names(dirs.links):
+        if name not in keep:
+            _remove_tree(os.path.join(dirs.links, name))
+
+
+def _remove_tree(path: str) -> None:
+    """What can't be removed stays: a directory mounted over, or a daemon's after all."""
+    with contextlib.suppress(OSError):
+        for directory, directories, files in os.walk(path, topdown=False):
+            for name in files:
+                os.unlink(os.path.join(directory, name))
+            for name in directories:
+                os.rmdir(os.path.join(directory, name))
+        os.rmdir(path)
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
 
 
 def _make(path: str) -> None:

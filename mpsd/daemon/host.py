@@ -2,17 +2,21 @@
 
 import os
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from mpsd import processes
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import dirs as directories
-from mpsd.daemon import process, protocol2
+from mpsd.daemon import process, protocol3
 from mpsd.daemon.adopt import DaemonIdentity, Evidence, Foreign, Ours, ProcessIdentity, judge
-from mpsd.daemon.control import ControlClient, FrontEnd
-from mpsd.daemon.paths import control_binary, socket_objection
-from mpsd.errors import ConfigError, GpufracError, ProtocolError, TransientError
+from mpsd.daemon.control import MAX_REPLY_BYTES, ControlClient, FrontEnd
+from mpsd.daemon.controller import QUERY_S, Configured, Controller, MpsClients
+from mpsd.daemon.controller2 import Controller2
+from mpsd.daemon.controller3 import Controller3
+from mpsd.daemon.paths import DaemonDirs, base_environment, control_binary, socket_objection
+from mpsd.errors import ConfigError, GpufracError, TransientError
 from mpsd.log import get_logger
 from mpsd.plan import DaemonSpec
 from mpsd.state import StateFile
@@ -26,28 +30,48 @@ class ForeignDaemonError(GpufracError):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A daemon that lives. `adopted`: it did so before we came."""
+    """A daemon that lives. `adopted`: it did so before we came. `outdated` says why it is not the one the spec wants
+    though it works, empty when it is: who talks to it takes protocol and GPUs from its identity."""
 
     identity: DaemonIdentity
     adopted: bool
+    outdated: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class MpsClients:
-    """Servers of a daemon and the clients of all of them (PIDs as the daemon sees them)."""
+class ProtocolChoice:
+    """The protocol that daemons to be started speak. `objection` says why they can't, empty when they can."""
 
-    servers: tuple[int, ...] = ()
-    clients: tuple[int, ...] = ()
+    protocol: int
+    objection: str = ""
+
+
+class Place(Protocol):
+    """Where daemons are started on this host, and what lies around them there.
+
+    `launch` gives arguments and environment of a process that becomes the daemon, `explain` what went wrong where it
+    did not get that far, empty when it did. `leave` clears up after one that is gone, `remove` for good. `launch` and
+    `remove` raise TransientError.
+    """
+
+    def launch(
+        self, name: str, dirs: DaemonDirs, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[Sequence[str], Mapping[str, str]]: ...
+    def explain(self, returncode: int, output: str) -> str: ...
+    def leave(self, name: str) -> None: ...
+    def remove(self, dirs: DaemonDirs) -> None: ...
 
 
 class DaemonHost(Protocol):
     """What the supervisor has done to daemons. All raise GpufracError with the reason."""
 
+    def protocol(self, driver_version: str) -> ProtocolChoice: ...
     def find(self, spec: DaemonSpec) -> Running | None: ...
     def spawn(self, spec: DaemonSpec) -> Running: ...
-    def configure(self, spec: DaemonSpec) -> str: ...
-    def probe(self, spec: DaemonSpec) -> None: ...
+    def configure(self, spec: DaemonSpec) -> Configured: ...
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> None: ...
     def clients(self, spec: DaemonSpec) -> MpsClients: ...
+    def terminate_client(self, spec: DaemonSpec, pid: int) -> None: ...
     def quit(self, spec: DaemonSpec, timeout_s: float) -> None: ...
     def terminate(self, identity: DaemonIdentity) -> None: ...
     def kill(self, spec: DaemonSpec, identity: DaemonIdentity | None, servers: tuple[ProcessIdentity, ...]) -> None: ...
@@ -55,20 +79,55 @@ class DaemonHost(Protocol):
 
 
 class LocalHost:
-    """`DaemonHost` on this node, protocol 2."""
+    """`DaemonHost` on this node.
+
+    Args:
+        query_s: deadline of one command.
+        place: where daemons are started; None for right here, so that they end with whatever mpsd ends with.
+    """
 
     START_S = 10.0
     KILL_S = 5.0
 
     def __init__(
-        self, mps: MpsConfig, state: StateFile, control: ControlClient | None = None, *, query_s: float = 5.0
+        self,
+        mps: MpsConfig,
+        state: StateFile,
+        control: ControlClient | None = None,
+        *,
+        query_s: float = QUERY_S,
+        place: Place | None = None,
     ) -> None:
+        control = control or FrontEnd(mps)
+        self._mps = mps
         self._binary = control_binary(mps)
         self._state = state
-        self._control = control or FrontEnd(mps)
+        self._controllers: dict[int, Controller] = {2: Controller2(control, query_s), 3: Controller3(control, query_s)}
         self._query_s = query_s
+        self._place = place
         self._warned = ""
         self._boot_id = processes.boot_id()
+
+    def protocol(self, driver_version: str) -> ProtocolChoice:
+        """The protocol to use with this driver: what the config says, or 3 where driver and binary have it.
+
+        Raises:
+            TransientError: the binary can't be run, so what it has stays unknown.
+        """
+        if self._mps.protocol == "2":
+            return ProtocolChoice(2)
+        if protocol3.driver_major(driver_version) < protocol3.FIRST_DRIVER:
+            missing = f"it needs driver {protocol3.FIRST_DRIVER} and this is {driver_version or 'unknown'}"
+        else:
+            arguments = [self._binary, *protocol3.HELP]
+            environment = dict(base_environment(self._mps))
+            done = process.run(arguments, environment, b"", self._query_s, MAX_REPLY_BYTES)
+            if protocol3.is_offered(done.output.decode(errors="replace")):
+                return ProtocolChoice(3)
+            missing = f"{self._binary} does not offer it"
+        if self._mps.protocol == "3":
+            return ProtocolChoice(3, f"MPS protocol 3 can't be used: {missing}: set mps.protocol to auto")
+        return ProtocolChoice(2)
 
     def find(self, spec: DaemonSpec) -> Running | None:
         """The daemon of an earlier mpsd, None when it is gone.
@@ -76,18 +135,21 @@ class LocalHost:
         Raises:
             ForeignDaemonError: a daemon lives there that we can't prove to be ours.
         """
-        recorded = self._state.saved.daemons.get(spec.uuid)
+        recorded = self._state.saved.daemons.get(spec.name)
         pids = dict.fromkeys(pid for pid in (recorded and recorded.pid, process.read_pid_file(spec.dirs)) if pid)
-        candidates = tuple(found for pid in pids if (found := process.candidate(pid)) is not None)
-        verdict = judge(Evidence(self._boot_id, spec.uuid, spec.dirs.pipe, recorded, candidates))
+        seen = [process.candidate(pid) for pid in pids]
+        if not pids and directories.is_served(spec.dirs):
+            seen = [process.find_unrecorded(spec.name, spec.dirs.pipe)]
+        candidates = tuple(candidate for candidate in seen if candidate is not None)
+        verdict = judge(Evidence(self._boot_id, spec.name, spec.dirs.pipe, recorded, candidates))
         if isinstance(verdict, Foreign):
             raise ForeignDaemonError(
                 f"cannot use {spec.dirs.pipe}: the MPS control daemon with pid {verdict.pid} lives there, and "
                 f"{verdict.reason}: end it"
             )
         if isinstance(verdict, Ours):
-            self._state.record_daemon(spec.uuid, verdict.identity)
-            return Running(verdict.identity, adopted=True)
+            self._state.record_daemon(spec.name, verdict.identity)
+            return Running(verdict.identity, adopted=True, outdated=_outdated(verdict.identity, spec))
         return None
 
     def spawn(self, spec: DaemonSpec) -> Running:
@@ -102,49 +164,47 @@ class LocalHost:
         warning = directories.prepare(spec.dirs)
         if warning and warning != self._warned:
             self._warned = warning
-            log.warning("MPS pipe directory is closed to host processes", gpu=spec.uuid, reason=warning)
+            log.warning("MPS pipe directory is closed to host processes", daemon=spec.name, reason=warning)
         if running := self.find(spec):
             return running
-        self.kill(spec, None, ())  # servers of a daemon that died keep the GPU from the next
+        self._end(spec, ())  # servers of a daemon that died keep the GPU from the next
+        if directories.is_served(spec.dirs):
+            raise ForeignDaemonError(
+                f"cannot use {spec.dirs.pipe}: a process that we did not start listens on {spec.dirs.control_socket}: "
+                "end it"
+            )
         directories.clear_stale(spec.dirs)
-        process.start(self._binary, spec.environment, spec.dirs, self.START_S, multiuser=os.geteuid() == 0)
-        identity = process.find_started(spec.dirs, self._boot_id)
-        self._state.record_daemon(spec.uuid, identity)
+        self._start(spec)
+        identity = process.find_started(spec.name, spec.dirs, self._boot_id)
+        self._state.record_daemon(spec.name, identity)
         return Running(identity, adopted=False)
 
-    def configure(self, spec: DaemonSpec) -> str:
-        """Has the limit in force for clients to come, read back; returns what is short of perfect, or nothing."""
-        size_bytes = spec.pinned_limit_bytes
-        self._ask(spec, protocol2.set_default_limit(size_bytes))
-        self._check_default(spec)
-        notes = []
-        for server in protocol2.parse_pids(self._ask(spec, protocol2.GET_SERVERS)):
-            # Servers keep the default of their start, so one that runs is raised (or lowered) for its new clients.
-            try:
-                if not self._server_has(spec, server):
-                    self._ask(spec, protocol2.set_server_limit(server, size_bytes))
-                    if not self._server_has(spec, server):
-                        raise TransientError(f"cannot set the memory limit of the running MPS server {server}")
-            except ProtocolError as error:
-                # What drivers answer here is not documented. The default holds; a limit per container lowers it.
-                notes.append(f"the limit of the running MPS server {server} is not proven: {error}")
-        return "; ".join(notes)
+    def _start(self, spec: DaemonSpec) -> None:
+        controller = self._controllers[spec.protocol]
+        controller.prepare(spec)
+        arguments: Sequence[str] = (self._binary, *controller.start_arguments(spec, multiuser=os.geteuid() == 0))
+        environment: Mapping[str, str] = dict(spec.environment)
+        explain: process.Explain = process.no_explanation
+        if self._place is not None:
+            arguments, environment = self._place.launch(spec.name, spec.dirs, arguments, environment)
+            explain = self._place.explain
+        process.start(arguments, environment, spec.dirs, self.START_S, explain)
 
-    def probe(self, spec: DaemonSpec) -> None:
-        """A query answered now, with the value expected now. One process each time: it runs for ever on every GPU."""
-        self._check_default(spec)
+    def configure(self, spec: DaemonSpec) -> Configured:
+        """See Controller, and the next ones too."""
+        return self._controllers[spec.protocol].configure(spec)
+
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
+        self._controllers[spec.protocol].probe(spec, servers=servers)
 
     def clients(self, spec: DaemonSpec) -> MpsClients:
-        """Asks the daemon who is connected."""
-        servers = protocol2.parse_pids(self._ask(spec, protocol2.GET_SERVERS))
-        clients: list[int] = []
-        for server in servers:
-            clients += protocol2.parse_pids(self._ask(spec, protocol2.get_clients(server)))
-        return MpsClients(servers, tuple(dict.fromkeys(clients)))
+        return self._controllers[spec.protocol].clients(spec)
+
+    def terminate_client(self, spec: DaemonSpec, pid: int) -> None:
+        self._controllers[spec.protocol].terminate_client(spec, pid)
 
     def quit(self, spec: DaemonSpec, timeout_s: float) -> None:
-        """Asks the daemon to end, clients or not."""
-        self._control.ask(spec.dirs, protocol2.quit_after(max(1, int(timeout_s / 2))), timeout_s)
+        self._controllers[spec.protocol].quit(spec, timeout_s)
 
     def terminate(self, identity: DaemonIdentity) -> None:
         """SIGTERM to the daemon's process group."""
@@ -158,27 +218,29 @@ class LocalHost:
         """
         if identity is not None:
             process.signal_group(identity, signal.SIGKILL)
-        known: tuple[ProcessIdentity | DaemonIdentity, ...] = servers if identity is None else (identity, *servers)
-        left = process.kill_and_wait(lambda: (*known, *process.members(spec.uuid, spec.dirs.pipe)), self.KILL_S)
+        self._end(spec, servers if identity is None else (identity, *servers))
+        self._state.record_daemon(spec.name, None)
+        if self._place is not None:
+            self._place.leave(spec.name)
+        if not directories.is_served(spec.dirs):
+            directories.clear_stale(spec.dirs)
+
+    def _end(self, spec: DaemonSpec, known: Sequence[ProcessIdentity | DaemonIdentity]) -> None:
+        """Ends these and all that have the environment of our daemon."""
+        left = process.kill_and_wait(lambda: (*known, *process.members(spec.name, spec.dirs.pipe)), self.KILL_S)
         if left:
             raise TransientError(f"cannot end pid {', '.join(map(str, left))} of the MPS daemon")
-        self._state.record_daemon(spec.uuid, None)
-        directories.clear_stale(spec.dirs)
 
     def remove(self, spec: DaemonSpec) -> None:
         """Removes the pipe directory of a daemon that is gone."""
         directories.remove(spec.dirs)
+        if self._place is not None:
+            self._place.remove(spec.dirs)
 
-    def _check_default(self, spec: DaemonSpec) -> None:
-        reply = self._ask(spec, protocol2.GET_DEFAULT_LIMIT)
-        if not protocol2.limit_is(reply, spec.pinned_limit_bytes):
-            raise TransientError(
-                f"cannot rely on the memory limit: set to {spec.pinned_limit_bytes >> 20}M, "
-                f"read back as {reply.strip()[:40]}"
-            )
 
-    def _server_has(self, spec: DaemonSpec, server: int) -> bool:
-        return protocol2.limit_is(self._ask(spec, protocol2.get_server_limit(server)), spec.pinned_limit_bytes)
-
-    def _ask(self, spec: DaemonSpec, command: str) -> str:
-        return self._control.ask(spec.dirs, command, self._query_s)
+def _outdated(identity: DaemonIdentity, spec: DaemonSpec) -> str:
+    if identity.protocol != spec.protocol:
+        return f"it speaks MPS protocol {identity.protocol}, and {spec.protocol} is wanted"
+    if identity.gpus and identity.gpus != spec.gpus:  # an old record may not name them
+        return f"it serves {', '.join(identity.gpus)}, and {', '.join(spec.gpus)} are wanted"
+    return ""

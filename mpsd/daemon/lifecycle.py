@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from mpsd.config.model import WedgePolicy
 from mpsd.snapshot import DaemonState as State
 
 Jitter = Callable[[], float]
@@ -26,7 +27,9 @@ class Policy:
     retry_s: float = 2.0
     probe_interval_s: float = 10.0
     replace_after: int = 3
-    """Failed attempts in a row to query or configure before a wedged daemon is replaced."""
+    """Failed attempts in a row to query or configure before a daemon counts as wedged."""
+    on_wedge: WedgePolicy = WedgePolicy.REPLACE_WHEN_IDLE
+    wedged_retry_s: float = 10.0
     quit_s: float = 10.0
     terminate_s: float = 5.0
     kill_s: float = 10.0
@@ -44,7 +47,7 @@ class Effect(Enum):
 
     SPAWN: adopt the daemon that lives, or clear what is left and start one -> Adopted, Spawned, SpawnFailed.
     CONFIGURE: set every limit and read it back -> Configured, ConfigFailed.
-    PROBE: query, read limits back, count clients -> ProbeOk, ProbeFailed (and Drained).
+    PROBE: query, read limits back -> ProbeOk, ProbeFailed (and Drained, where nobody is left).
     QUIT: ask it to end. TERMINATE: SIGTERM to its group. Both -> Exited when it is gone.
     KILL: SIGKILL to the daemon, its group and surviving servers, and wait -> Gone, KillFailed.
     """
@@ -128,7 +131,22 @@ class ProbeFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Drained(Event):
-    """No client and no allocation is left on its GPU."""
+    """No client is left on its GPUs, and no allocation either where it must not come back as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Troubled(Event):
+    """It said itself that a server of it is lost to its clients."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replace(Event):
+    """Another is to take its place: when it is drained, or `now`, whoever uses it."""
+
+    reason: str
+    now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +166,7 @@ class DeadlinePassed(Event):
 
 EVENTS: tuple[type[Event], ...] = (
     Wanted, Unwanted, Respecified, Spawned, SpawnFailed, Adopted, Exited, Configured, ConfigFailed, ProbeOk,
-    ProbeFailed, Drained, Gone, KillFailed, DeadlinePassed,
+    ProbeFailed, Troubled, Replace, Drained, Gone, KillFailed, DeadlinePassed,
 )  # fmt: skip
 
 
@@ -157,7 +175,8 @@ class Lifecycle:
     """Where a daemon is in its life.
 
     `deadline_s` is monotonic, None only in ABSENT. `pending`: an answer to CONFIGURE or PROBE is awaited. `strikes`:
-    queries failed in a row. `failures`: ends in a row without stable uptime between. `kills`: KILLs of this stop.
+    queries failed in a row. `wedged`: so many that `Policy.on_wedge` decides. `replacing`: why another is to take its
+    place, empty when none is. `failures`: ends in a row without stable uptime between. `kills`: KILLs of this stop.
     `ready_at_s`: when this daemon was first ready, monotonic.
     """
 
@@ -167,6 +186,8 @@ class Lifecycle:
     reason: str = ""
     pending: bool = False
     strikes: int = 0
+    wedged: bool = False
+    replacing: str = ""
     failures: int = 0
     kills: int = 0
     starts: int = 0
@@ -216,7 +237,7 @@ class _Turn:
 
     def to(self, state: State, wait_s: float | None, *effects: Effect, **changes: object) -> Step:
         deadline_s = None if wait_s is None else self.now_s + wait_s
-        values = {"pending": False, **changes}
+        values = {"pending": False, "wedged": False, **changes}
         return replace(self.life, state=state, deadline_s=deadline_s, **values), effects  # type: ignore[arg-type]
 
     def keep(self, **changes: object) -> Step:
@@ -227,19 +248,24 @@ Row = Callable[[_Turn], Step]
 
 
 def _start(turn: _Turn) -> Step:
-    return turn.to(
-        State.STARTING, turn.policy.start_s, Effect.SPAWN, wanted=True, strikes=0, kills=0, starts=turn.life.starts + 1
-    )
+    starts = turn.life.starts + 1
+    changes = {"wanted": True, "strikes": 0, "kills": 0, "replacing": "", "starts": starts}
+    return turn.to(State.STARTING, turn.policy.start_s, Effect.SPAWN, **changes)
 
 
 def _configure(turn: _Turn) -> Step:
-    return turn.to(State.CONFIGURING, turn.policy.configure_s, Effect.CONFIGURE, pending=True)
+    wedged = turn.life.wedged
+    return turn.to(State.CONFIGURING, turn.policy.configure_s, Effect.CONFIGURE, pending=True, wedged=wedged)
 
 
-def _drain(turn: _Turn, *effects: Effect) -> Step:
-    return turn.to(
-        State.DRAINING, turn.policy.drain_check_s, *effects, wanted=False, reason="waiting for its clients to end"
-    )
+def _drain(turn: _Turn, *effects: Effect, replacing: str = "") -> Step:
+    """Waits for its clients: to end it for good, or to put another in its place."""
+    changes = {"wanted": bool(replacing), "replacing": replacing, "strikes": 0, "reason": _drain_reason(replacing)}
+    return turn.to(State.DRAINING, turn.policy.drain_check_s, *effects, **changes)
+
+
+def _drain_reason(replacing: str) -> str:
+    return f"it is replaced when its clients have ended: {replacing}" if replacing else "waiting for its clients to end"
 
 
 def _stop(turn: _Turn, reason: str = "") -> Step:
@@ -273,6 +299,8 @@ def _on_wanted_failed(turn: _Turn) -> Step:
 
 
 def _on_wanted_draining(turn: _Turn) -> Step:
+    if turn.life.replacing:
+        return turn.keep(wanted=True)
     life, effects = _configure(turn)
     return replace(life, wanted=True, reason=""), effects
 
@@ -291,7 +319,10 @@ def _on_unwanted_running(turn: _Turn) -> Step:
 
 def _on_unwanted_draining(turn: _Turn) -> Step:
     assert isinstance(turn.event, Unwanted)
-    return turn.keep() if turn.event.busy else _stop(turn)
+    if turn.event.busy:
+        return turn.keep(wanted=False, replacing="", reason=_drain_reason(""))
+    life, effects = _stop(turn)
+    return replace(life, wanted=False), effects
 
 
 def _on_unwanted_down(turn: _Turn) -> Step:
@@ -334,15 +365,35 @@ def _on_exited_stopping(turn: _Turn) -> Step:
 def _on_configured(turn: _Turn) -> Step:
     assert isinstance(turn.event, Configured)
     ready_at_s = turn.now_s if turn.life.ready_at_s is None else turn.life.ready_at_s
+    if turn.life.replacing:
+        life, effects = _drain(turn, replacing=turn.life.replacing)
+        return replace(life, ready_at_s=ready_at_s), effects
     return turn.to(State.READY, turn.policy.probe_interval_s, reason=turn.event.note, strikes=0, ready_at_s=ready_at_s)
+
+
+def _respecify(turn: _Turn) -> Step:
+    """What was read back stays in force until the answer, so the daemon stays ready."""
+    return turn.to(State.READY, turn.policy.configure_s, Effect.CONFIGURE, pending=True)
 
 
 def _strike(turn: _Turn, reason: str) -> Step:
     strikes = turn.life.strikes + 1
-    if strikes >= turn.policy.replace_after:
-        life, effects = _stop(turn, f"replaced after {strikes} failed attempts: {reason}")
-        return replace(life, strikes=0, failures=_failures(turn)), effects
-    return turn.to(State.CONFIGURING, turn.policy.retry_s, reason=reason, strikes=strikes)
+    if strikes < turn.policy.replace_after:
+        return turn.to(State.CONFIGURING, turn.policy.retry_s, reason=reason, strikes=strikes)
+    if turn.policy.on_wedge is WedgePolicy.REPLACE:
+        return _give_up(turn, f"replaced after {strikes} failed attempts: {reason}")
+    return turn.to(
+        State.CONFIGURING,
+        turn.policy.wedged_retry_s,
+        reason=f"wedged, {strikes} attempts in a row failed: {reason}",
+        strikes=strikes,
+        wedged=True,
+    )
+
+
+def _give_up(turn: _Turn, reason: str) -> Step:
+    life, effects = _stop(turn, reason)
+    return replace(life, strikes=0, failures=_failures(turn)), effects
 
 
 def _on_config_failed(turn: _Turn) -> Step:
@@ -376,8 +427,52 @@ def _on_draining_deadline(turn: _Turn) -> Step:
     return turn.to(State.DRAINING, turn.policy.drain_check_s, Effect.PROBE)
 
 
+def _on_probe_ok_draining(turn: _Turn) -> Step:
+    return turn.keep(strikes=0, reason=_drain_reason(turn.life.replacing))
+
+
+def _on_trouble_draining(turn: _Turn) -> Step:
+    """It still waits for its clients, but nobody new may rely on it."""
+    strikes = turn.life.strikes + 1
+    if turn.life.wanted and strikes >= turn.policy.replace_after and turn.policy.on_wedge is WedgePolicy.REPLACE:
+        return _give_up(turn, f"replaced after {strikes} failed attempts: {turn.reason}")
+    return turn.keep(strikes=strikes, reason=f"{_drain_reason(turn.life.replacing)}; {turn.reason}")
+
+
 def _on_drained(turn: _Turn) -> Step:
-    return _stop(turn)
+    return _stop(turn, turn.life.replacing)
+
+
+def _on_drained_configuring(turn: _Turn) -> Step:
+    if turn.life.replacing:
+        return _stop(turn, turn.life.replacing)
+    if turn.life.wedged and turn.policy.on_wedge is WedgePolicy.REPLACE_WHEN_IDLE:
+        return _give_up(turn, f"replaced as nobody uses it: {turn.life.reason}")
+    return turn.keep()
+
+
+def _on_replace(turn: _Turn) -> Step:
+    """Only what serves now is drained. One that does not answer is ended as soon as nobody is left."""
+    assert isinstance(turn.event, Replace)
+    if turn.event.now:
+        return _stop(turn, turn.reason)
+    if turn.life.state is State.READY:
+        return _drain(turn, Effect.PROBE, replacing=turn.reason)
+    return turn.keep(replacing=turn.reason)
+
+
+def _on_replace_draining(turn: _Turn) -> Step:
+    assert isinstance(turn.event, Replace)
+    if turn.event.now:
+        return _stop(turn, turn.reason)
+    if not turn.life.wanted:
+        return turn.keep()
+    return turn.keep(replacing=turn.reason, reason=_drain_reason(turn.reason))
+
+
+def _on_replace_down(turn: _Turn) -> Step:
+    """Nothing to replace: the next start comes now."""
+    return _start(turn) if turn.life.wanted else turn.keep()
 
 
 def _on_stopping_deadline(turn: _Turn) -> Step:
@@ -437,7 +532,7 @@ TABLE: Mapping[type[Event], Mapping[State, Row]] = {
         State.BACKOFF: _on_unwanted_down,
         State.FAILED: _on_unwanted_down,
     },
-    Respecified: {State.CONFIGURING: _configure, State.READY: _configure, State.FAILED: _on_failed_deadline},
+    Respecified: {State.CONFIGURING: _configure, State.READY: _respecify, State.FAILED: _on_failed_deadline},
     Spawned: {State.STARTING: _on_started},
     SpawnFailed: {State.STARTING: _on_spawn_failed},
     Adopted: {State.ABSENT: _on_adopted_absent, State.STARTING: _on_started},
@@ -449,11 +544,19 @@ TABLE: Mapping[type[Event], Mapping[State, Row]] = {
         State.STOPPING: _on_exited_stopping,
         State.KILLING: _on_exited_stopping,
     },
-    Configured: {State.CONFIGURING: _on_configured},
-    ConfigFailed: {State.CONFIGURING: _on_config_failed},
-    ProbeOk: {State.READY: _on_probe_ok},
-    ProbeFailed: {State.READY: _on_probe_failed},
-    Drained: {State.DRAINING: _on_drained},
+    Configured: {State.CONFIGURING: _on_configured, State.READY: _on_configured},
+    ConfigFailed: {State.CONFIGURING: _on_config_failed, State.READY: _on_config_failed},
+    ProbeOk: {State.READY: _on_probe_ok, State.DRAINING: _on_probe_ok_draining},
+    ProbeFailed: {State.READY: _on_probe_failed, State.DRAINING: _on_trouble_draining},
+    Troubled: {State.READY: _on_probe_failed, State.DRAINING: _on_trouble_draining},
+    Replace: {
+        State.CONFIGURING: _on_replace,
+        State.READY: _on_replace,
+        State.DRAINING: _on_replace_draining,
+        State.BACKOFF: _on_replace_down,
+        State.FAILED: _on_replace_down,
+    },
+    Drained: {State.DRAINING: _on_drained, State.CONFIGURING: _on_drained_configuring},
     Gone: {State.STOPPING: _on_gone, State.KILLING: _on_gone},
     KillFailed: {State.KILLING: _on_kill_failed},
     DeadlinePassed: {
@@ -480,11 +583,13 @@ IGNORED: Mapping[type[Event], tuple[State, ...]] = {
     SpawnFailed: (State.ABSENT, State.CONFIGURING, State.READY, State.DRAINING, *_ENDING, State.BACKOFF, State.FAILED),
     Adopted: (State.CONFIGURING, State.READY, State.DRAINING, *_ENDING, State.BACKOFF, State.FAILED),
     Exited: _DOWN,
-    Configured: (State.STARTING, State.READY, State.DRAINING, *_ENDING, *_DOWN),
-    ConfigFailed: (State.STARTING, State.READY, State.DRAINING, *_ENDING, *_DOWN),
-    ProbeOk: (State.STARTING, State.CONFIGURING, State.DRAINING, *_ENDING, *_DOWN),
-    ProbeFailed: (State.STARTING, State.CONFIGURING, State.DRAINING, *_ENDING, *_DOWN),
-    Drained: (State.STARTING, State.CONFIGURING, State.READY, *_ENDING, *_DOWN),
+    Configured: (State.STARTING, State.DRAINING, *_ENDING, *_DOWN),
+    ConfigFailed: (State.STARTING, State.DRAINING, *_ENDING, *_DOWN),
+    ProbeOk: (State.STARTING, State.CONFIGURING, *_ENDING, *_DOWN),
+    ProbeFailed: (State.STARTING, State.CONFIGURING, *_ENDING, *_DOWN),
+    Troubled: (State.STARTING, State.CONFIGURING, *_ENDING, *_DOWN),  # CONFIGURE asks its servers itself
+    Replace: (State.ABSENT, State.STARTING, *_ENDING),  # another comes anyway
+    Drained: (State.STARTING, State.READY, *_ENDING, *_DOWN),
     Gone: (State.STARTING, State.CONFIGURING, State.READY, State.DRAINING, *_DOWN),
     # In STOPPING the deadline follows and leads on to KILLING.
     KillFailed: (State.STARTING, State.CONFIGURING, State.READY, State.DRAINING, State.STOPPING, *_DOWN),

@@ -4,7 +4,8 @@ import re
 
 import msgspec
 
-from mpsd.config.model import MpsConfig
+from mpsd.config.model import MpsConfig, NamespaceMount
+from mpsd.daemon.namespaces import SERVER
 
 SOCKET_PATH_MAX = 107
 """sun_path of a Unix socket is 108 bytes with its NUL. A daemon that can't bind exits without saying why."""
@@ -16,12 +17,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class DaemonDirs(msgspec.Struct, frozen=True):
-    """Directories of one control daemon: `pipe` below `run_root`, `log` below `log_root`."""
+    """Directories of one control daemon: `pipe` below `run_root`, `log` below `log_root`.
+
+    `linked`: containers mount directories of ours for their namespaces, not the daemon's (`mps.namespaceMount`).
+    """
 
     run_root: str
     log_root: str
     pipe: str
     log: str
+    linked: bool = False
 
     @property
     def control_socket(self) -> str:
@@ -38,14 +43,55 @@ class DaemonDirs(msgspec.Struct, frozen=True):
         """What the daemon printed while it started."""
         return f"{self.log}/start.out"
 
+    @property
+    def config_file(self) -> str:
+        """Protocol 3: what the daemon is started with. Beside the pipe directory, which containers may see."""
+        return f"{self.pipe}.toml"
+
+    @property
+    def links(self) -> str:
+        """Our stable directories for namespaces: no dot is in a daemon's name, so it is no other daemon's."""
+        return f"{self.pipe}.ns"
+
+    @property
+    def shared_memory(self) -> str:
+        """The /dev/shm of the daemon and its clients, where `mps.sharedMemory` asks for one."""
+        return f"{self.pipe}.shm"
+
+    @property
+    def server_log(self) -> str:
+        """Protocol 3: what its server logs (MPS documentation, Logging, r615)."""
+        return f"{self.log}/{SERVER}/server.log"
+
 
 def daemon_dirs(mps: MpsConfig, name: str) -> DaemonDirs:
-    """The directories of the daemon of a GPU. `name` is its UUID; one not fit for a path is replaced by its hash."""
+    """The directories of the daemon of a group. A `name` that is not fit for a path is replaced by its hash."""
     if not _NAME.fullmatch(name):
         import hashlib  # loads OpenSSL, 4 MiB, for a case that real drivers never make
 
         name = f"gpu-{hashlib.sha256(name.encode()).hexdigest()[:20]}"
-    return DaemonDirs(mps.run_root, mps.log_root, f"{mps.run_root}/mps/{name}", f"{mps.log_root}/mps/{name}")
+    linked = mps.namespace_mount is NamespaceMount.LINKED
+    return DaemonDirs(mps.run_root, mps.log_root, f"{mps.run_root}/mps/{name}", f"{mps.log_root}/mps/{name}", linked)
+
+
+def namespace_directory(dirs: DaemonDirs, namespace: str) -> str:
+    """The directory that the daemon makes for a namespace (MPS v3 namespaces, r615)."""
+    return f"{dirs.pipe}/{SERVER}/{namespace}"
+
+
+def namespace_socket(dirs: DaemonDirs, namespace: str) -> str:
+    """Whoever connects there has the limits of the namespace."""
+    return f"{namespace_directory(dirs, namespace)}/control"
+
+
+def link_directory(dirs: DaemonDirs, namespace: str) -> str:
+    """Our directory for a namespace, the same over restarts of the daemon."""
+    return f"{dirs.links}/{namespace}"
+
+
+def mount_directory(dirs: DaemonDirs, namespace: str) -> str:
+    """What a container of this namespace mounts, and nothing else of the daemon: siblings lie one level up."""
+    return link_directory(dirs, namespace) if dirs.linked else namespace_directory(dirs, namespace)
 
 
 def socket_objection(dirs: DaemonDirs) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpsd import processes
+from mpsd.daemon import adopt
 from mpsd.daemon.adopt import PIPE_DIRECTORY, Candidate, DaemonIdentity, ProcessIdentity
 from mpsd.daemon.paths import DaemonDirs
 from mpsd.errors import ProtocolError, TransientError
@@ -46,7 +47,7 @@ def run(
         ProtocolError: it said more than `max_bytes`.
     """
     deadline_s = time.monotonic() + timeout_s
-    command = text.decode(errors="replace").strip()
+    command = text.decode(errors="replace").strip() or " ".join(arguments[1:])
     try:
         child = subprocess.Popen(
             arguments,
@@ -63,7 +64,7 @@ def run(
         output = _exchange(child, text, deadline_s, max_bytes)
         return Completed(child.wait(max(0.05, deadline_s - time.monotonic())), output)
     except (TimeoutError, subprocess.TimeoutExpired) as error:
-        raise TransientError(f"cannot get an answer to {command!r} within {timeout_s:g} s") from error
+        raise TransientError(f"cannot get an answer to {command!r} within {timeout_s:.3g} s") from error
     finally:
         if child.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -97,18 +98,30 @@ def _exchange(child: "subprocess.Popen[bytes]", text: bytes, deadline_s: float, 
             raise ProtocolError(f"cannot take a reply of more than {max_bytes} bytes")
 
 
+Explain = Callable[[int, str], str]
+"""What an exit status and the output of a start mean, empty where only the output tells."""
+
+
+def no_explanation(_returncode: int, _output: str) -> str:
+    """An `Explain` that knows nothing."""
+    return ""
+
+
 def start(
-    binary: str, environment: Sequence[tuple[str, str]], dirs: DaemonDirs, timeout_s: float, *, multiuser: bool
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    dirs: DaemonDirs,
+    timeout_s: float,
+    explain: Explain = no_explanation,
 ) -> None:
     """Starts a control daemon; returns once its parent says that it listens.
 
     Args:
-        multiuser: one root-owned server for clients of any user; needs root.
+        arguments: the control binary with those that put it in the background, or what becomes it.
 
     Raises:
-        TransientError: with what the binary printed.
+        TransientError: with what the binary printed, or what `explain` makes of it.
     """
-    arguments = [binary, "-d", *(["-multiuser-server"] if multiuser else [])]
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         # A file, not a pipe: a pipe would break when we die, and its holder could hang the end of our pod.
@@ -134,38 +147,42 @@ def start(
             child.wait()
             raise TransientError(f"cannot start the MPS control daemon: not up within {timeout_s:g} s") from error
         if returncode != 0:
-            said = os.pread(output, 2000, 0).decode(errors="replace").split("\n")
-            text = "; ".join(line.strip() for line in said if line.strip())[:300]
-            raise TransientError(f"cannot start the MPS control daemon: exit {returncode}: {text or 'it said nothing'}")
+            said = os.pread(output, 2000, 0).decode(errors="replace")
+            text = "; ".join(line.strip() for line in said.split("\n") if line.strip())[:300]
+            why = explain(returncode, said) or f"exit {returncode}: {text or 'it said nothing'}"
+            raise TransientError(f"cannot start the MPS control daemon: {why}")
     except OSError as error:
-        raise _cannot_run(binary, error) from error
+        raise _cannot_run(arguments[0], error) from error
     finally:
         os.close(output)
 
 
-def find_started(dirs: DaemonDirs, boot_id: str) -> DaemonIdentity:
-    """The daemon that was just started in these directories.
+def find_started(name: str, dirs: DaemonDirs, boot_id: str) -> DaemonIdentity:
+    """The daemon that was just started in these directories, by its pid file; whether protocol 3 writes one is not
+    documented, so without one by its environment.
 
-    Raises TransientError when its pid file names no such process.
+    Raises TransientError when there is no such process.
     """
     deadline_s = time.monotonic() + PID_FILE_S
     while True:
         pid = read_pid_file(dirs)
-        found = candidate(pid) if pid is not None else None
+        found = candidate(pid) if pid is not None else find_unrecorded(name, dirs.pipe)
         if found is not None and (found.environment or {}).get(PIPE_DIRECTORY) == dirs.pipe:
-            return DaemonIdentity(
-                boot_id=boot_id,
-                pid=found.pid,
-                start_time=found.start_time,
-                process_group=found.process_group,
-                pipe_directory=dirs.pipe,
-            )
+            return adopt.identify(found, boot_id, dirs.pipe)
         if time.monotonic() >= deadline_s:
             raise TransientError(
                 f"cannot find the MPS control daemon after its start: {dirs.pid_file} names "
                 + ("no process" if pid is None else f"pid {pid}, which is no daemon of this directory")
             )
         time.sleep(_POLL_S)
+
+
+def find_unrecorded(name: str, pipe_directory: str) -> Candidate | None:
+    """The daemon of a group by its environment only: of all that have it, servers are its children."""
+    found = members(name, pipe_directory)
+    pids = {member.pid for member in found}
+    roots = [member for member in found if processes.parent(member.pid) not in pids]
+    return candidate(min(roots, key=lambda member: member.start_time).pid) if roots else None
 
 
 def read_pid_file(dirs: DaemonDirs) -> int | None:
@@ -232,20 +249,23 @@ def in_group(pid: int, identity: DaemonIdentity) -> bool:
     return stat is not None and stat.process_group == identity.process_group and is_alive(identity)
 
 
-def members(uuid: str, pipe_directory: str) -> list[ProcessIdentity]:
-    """The living daemon and servers of one GPU, known by the environment that servers inherit from our daemon.
+def members(name: str, pipe_directory: str) -> list[ProcessIdentity]:
+    """The living daemon and servers of one group, known by the environment that servers inherit from our daemon.
 
-    Clients are never among them: they have the same pipe directory at most.
+    Clients are never among them: they have the same pipe directory at most. Nobody is known by the name of an
+    executable: every daemon of the node has the same one, ours and those of others.
     """
     found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
             continue
-        process = candidate(int(name))
+        process = candidate(int(entry))
         environment = process.environment if process is not None else None
         if process is None or not environment or process.pid == os.getpid():
             continue
-        if environment.get(DAEMON_MARKER) == uuid and environment.get(PIPE_DIRECTORY) == pipe_directory:
+        # Below the pipe directory: what a server of protocol 3 is told there is not documented.
+        pipe = f"{environment.get(PIPE_DIRECTORY, '')}/"
+        if environment.get(DAEMON_MARKER) == name and pipe.startswith(f"{pipe_directory}/"):
             found.append(ProcessIdentity(pid=process.pid, start_time=process.start_time))
     return found
 

@@ -9,35 +9,44 @@ import re
 from mpsd.errors import ProtocolError
 from mpsd.gpu.model import MIB
 
-MAX_REPLY_BYTES = 64 * 1024
-"""Longest reply taken: a client list of one GPU is far below it."""
-
-DEVICE = "0"
-"""The daemon sees one GPU, so its ordinal is 0. Limits keyed by UUID were once not applied, and are stored apart from
-those keyed by ordinal (legacy MPS v2 interface, r615)."""
-
-GET_DEFAULT_LIMIT = f"get_default_device_pinned_mem_limit {DEVICE}"
 GET_SERVERS = "get_server_list"
 
 _LIMIT = re.compile(r"([0-9]{1,12})([GM])")
 
 
-def set_default_limit(size_bytes: int) -> str:
-    """Limits clients of servers to come. Whole MiB, rounded down."""
-    return f"set_default_device_pinned_mem_limit {DEVICE} {size_bytes // MIB}M"
+# GPUs are named by the daemon's ordinals: limits keyed by UUID were once not applied, and are stored apart from those
+# keyed by ordinal (legacy MPS v2 interface, r615).
 
 
-def set_server_limit(server: int, size_bytes: int) -> str:
+def set_default_limit(ordinal: int, size_bytes: int) -> str:
+    """Limits clients of servers to come on one GPU. Whole MiB, rounded down."""
+    return f"set_default_device_pinned_mem_limit {ordinal} {size_bytes // MIB}M"
+
+
+def get_default_limit(ordinal: int) -> str:
+    return f"get_default_device_pinned_mem_limit {ordinal}"
+
+
+def set_server_limit(server: int, ordinal: int, size_bytes: int) -> str:
     """Limits new clients of a running server; may be more than the default."""
-    return f"set_device_pinned_mem_limit {server} {DEVICE} {size_bytes // MIB}M"
+    return f"set_device_pinned_mem_limit {server} {ordinal} {size_bytes // MIB}M"
 
 
-def get_server_limit(server: int) -> str:
-    return f"get_device_pinned_mem_limit {server} {DEVICE}"
+def get_server_limit(server: int, ordinal: int) -> str:
+    return f"get_device_pinned_mem_limit {server} {ordinal}"
+
+
+def get_status(server: int) -> str:
+    return f"get_server_status {server}"
 
 
 def get_clients(server: int) -> str:
     return f"get_client_list {server}"
+
+
+def terminate_client(server: int, pid: int) -> str:
+    """Takes a client's contexts away; its process lives on with an error for good."""
+    return f"terminate_client {server} {pid}"
 
 
 def quit_after(timeout_s: int) -> str:
@@ -51,6 +60,17 @@ def parse_pids(reply: str) -> tuple[int, ...]:
     if not all(line.isascii() and line.isdigit() and len(line) < 10 for line in lines):
         raise _nonsense("a list of PIDs", reply)
     return tuple(int(line) for line in lines)
+
+
+def is_fault(reply: str) -> bool:
+    """Whether a server's status says that a client brought it down: it takes no new ones until those with the error are
+    gone (MPS architecture, r615). Other words for a status are not all documented, and none of them is a fault."""
+    return reply.strip().upper() == "FAULT"
+
+
+def is_terminated(reply: str) -> bool:
+    """Whether `terminate_client` did it: its reply is a CUresult, 0 for success."""
+    return reply.strip() == "0"
 
 
 def limit_is(reply: str, size_bytes: int) -> bool:

@@ -109,7 +109,8 @@ class Prober:
     call takes longer than `deadline_s` is UNRESPONSIVE until that call returns and a new probe is good. One that was
     lost, or sick after a critical XID, comes back by the rules of `policy` (see health.py) and stays in the inventory
     with its last known facts. While the driver as a whole can't be used, all GPUs are UNRESPONSIVE with its error: that
-    is no proof of loss. An exception of `on_change` is logged and the news counts as delivered.
+    is no proof of loss. An exception of `on_change` is logged and the news counts as delivered. `on_error` is told why
+    the driver can't be used, each time that is found; from the prober's thread, like `on_change`.
     """
 
     def __init__(
@@ -117,12 +118,13 @@ class Prober:
         backend: GpuBackend,
         on_change: Callable[[Inventory], None],
         *,
+        on_error: Callable[[GpufracError], None] = lambda _: None,
         period_s: float = PERIOD_S,
         deadline_s: float = DEADLINE_S,
         policy: Policy = Policy(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._backend, self._on_change = backend, on_change
+        self._backend, self._on_change, self._on_error = backend, on_change, on_error
         self._period_s, self._deadline_s, self._policy, self._clock = period_s, deadline_s, policy, clock
         self._inbox: _Inbox = queue.SimpleQueue()
         self._published: Inventory | None = None
@@ -286,6 +288,7 @@ class Prober:
     def _take_list(self, outcome: _Listing | GpufracError) -> None:
         if isinstance(outcome, GpufracError):
             self._reason = str(outcome)
+            self._on_error(outcome)
             if not self._opened.is_set() or self._may_open():
                 self._opened.clear()  # else the other GPUs may still answer
                 self._back_off()

@@ -6,19 +6,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mpsd.config.model import WedgePolicy
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon.lifecycle import Effect, Lifecycle, Policy
 from mpsd.snapshot import DaemonState as State
 
-POLICY = Policy()
 REASON = "because"
 
 
 class Daemon(RuleBasedStateMachine):
     """The world of one daemon: effects are queued as in its lane and end in any of their outcomes, or not in time."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(on_wedge=st.sampled_from(WedgePolicy))
+    def begin(self, on_wedge: WedgePolicy) -> None:
+        self.policy = Policy(on_wedge=on_wedge)
         self.life = Lifecycle()
         self.now_s = 0.0
         self.alive = False  # the daemon
@@ -27,7 +28,7 @@ class Daemon(RuleBasedStateMachine):
 
     def feed(self, event: life.Event, jitter: float = 0.5) -> None:
         before = self.life
-        self.life, effects = life.step(before, event, self.now_s, lambda: jitter, POLICY)
+        self.life, effects = life.step(before, event, self.now_s, lambda: jitter, self.policy)
         if before.state in life.IGNORED[type(event)]:
             assert (self.life, effects) == (before, ())
         self.queue += effects
@@ -45,10 +46,17 @@ class Daemon(RuleBasedStateMachine):
     def respecified(self) -> None:
         self.feed(life.Respecified())
 
-    @precondition(lambda self: self.life.state is State.DRAINING)
     @rule()
     def drained(self) -> None:
         self.feed(life.Drained())
+
+    @rule(now=st.booleans())
+    def replaced(self, now: bool) -> None:
+        self.feed(life.Replace(REASON, now))
+
+    @rule()
+    def troubled(self) -> None:
+        self.feed(life.Troubled(REASON))
 
     @precondition(lambda self: self.alive)
     @rule(leaves_servers=st.booleans())
@@ -100,7 +108,13 @@ class Daemon(RuleBasedStateMachine):
     @invariant()
     def absent_means_nothing_is_wanted(self) -> None:
         assert not (self.life.state is State.ABSENT and self.life.wanted)
-        assert not (self.life.state is State.DRAINING and self.life.wanted)
+        assert (self.life.state is not State.DRAINING) or self.life.wanted == bool(self.life.replacing)
+
+    @invariant()
+    def only_policy_or_an_operator_ends_a_daemon_that_answers_nothing(self) -> None:
+        if self.life.wedged:
+            assert self.life.state is State.CONFIGURING
+            assert self.policy.on_wedge is not WedgePolicy.REPLACE
 
     @invariant()
     def a_stop_ends(self) -> None:
@@ -108,8 +122,8 @@ class Daemon(RuleBasedStateMachine):
         current = replace(self.life, wanted=False)
         if current.state not in (State.STOPPING, State.KILLING):
             return
-        for _ in range(2 + POLICY.kill_attempts):
-            current, _ = life.step(current, life.DeadlinePassed(), self.now_s, lambda: 0.0, POLICY)
+        for _ in range(2 + self.policy.kill_attempts):
+            current, _ = life.step(current, life.DeadlinePassed(), self.now_s, lambda: 0.0, self.policy)
             if current.state is State.FAILED:
                 return
         raise AssertionError(f"still {current}")

@@ -13,6 +13,7 @@ from mpsd.config.model import (
     UnitMemory,
 )
 from mpsd.gpu.model import MIB, GpuInfo, Mode
+from mpsd.groups import Group
 from mpsd.shares import ShareSize, fraction_of, is_allowed, largest_limit_bytes, share_size, slots, usable_bytes
 
 GIB = 1024 * MIB
@@ -120,10 +121,16 @@ def test_decimal_fractions_are_exact(mib: int, parts: int) -> None:
 
 def test_admission() -> None:
     config = NodeConfig(resources=(), gpus=GpuSelection(exclude=(1,)))
-    assert is_allowed(resource(fixed(8)), config, gpu(index=0))
-    assert not is_allowed(resource(fixed(8)), config, gpu(index=1))
-    assert not is_allowed(resource(fixed(8), gpus=GpuSelection(include=(2,))), config, gpu(index=0))
-    assert not is_allowed(resource(fixed(8), groups=("pair",)), config, gpu(index=0))
+    zero, one = gpu(index=0), gpu(index=1)
+    lone, pair = Group("g", ("g",)), Group("pair", ("g",), declared=True)
+    of_pair = resource(fixed(8), groups=("pair",))
+    assert is_allowed(resource(fixed(8)), config, lone, [zero])
+    assert not is_allowed(resource(fixed(8)), config, lone, [one])
+    assert not is_allowed(resource(fixed(8), gpus=GpuSelection(include=(2,))), config, lone, [zero])
+    assert not is_allowed(of_pair, config, lone, [zero])
+    assert is_allowed(of_pair, config, pair, [zero])
+    assert not is_allowed(resource(fixed(8)), config, pair, [zero])
+    assert not is_allowed(resource(fixed(8), groups=("other",)), config, pair, [zero])
 
 
 def test_the_largest_limit_is_over_what_may_use_the_gpu_under_mps() -> None:
@@ -131,7 +138,7 @@ def test_the_largest_limit_is_over_what_may_use_the_gpu_under_mps() -> None:
     usable = 78 * GIB + 512 * MIB
 
     def largest(*resources: Resource) -> int | None:
-        return largest_limit_bytes(resources, config, gpu(), usable)
+        return largest_limit_bytes(resources, config, Group("g", ("g",)), [gpu()], usable)
 
     assert largest() is None
     assert largest(resource(fixed(8), Mode.TIME_SLICING)) is None

@@ -4,12 +4,12 @@ import pytest
 
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.errors import TransientError
-from mpsd.gpu.model import ComputeMode, Mode
-from mpsd.snapshot import Desired, DesiredGpu
+from mpsd.gpu.model import ComputeMode
 from mpsd.state import Saved, StateFile
+from tests.desired import bind
 
 IDENTITY = DaemonIdentity(boot_id="boot", pid=1, start_time=2, process_group=1, pipe_directory="/p")
-DESIRED = Desired(gpus=(DesiredGpu(uuid="GPU-1", mode=Mode.SM_SHARING),))
+DESIRED = bind("GPU-1")
 
 
 def test_what_is_recorded_survives(short_tmp: Path) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from mpsd.daemon.adopt import Candidate, DaemonIdentity, Evidence, Foreign, Gone, Ours, judge
 
 PIPE = "/run/gpufrac/mps/GPU-1"
 MARKED = {"CUDA_MPS_PIPE_DIRECTORY": PIPE, "GPUFRAC_DAEMON": "GPU-1"}
+V3 = {**MARKED, "CUDA_MPS_PROTOCOL_VERSION": "3", "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
 UNMARKED = {"CUDA_MPS_PIPE_DIRECTORY": PIPE}
 OTHER = {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}
 
@@ -51,3 +53,25 @@ def test_verdict(recorded: DaemonIdentity | None, candidates: tuple[Candidate, .
     assert type(found) is verdict
     if isinstance(found, Ours):
         assert found.identity == identity()
+
+
+@pytest.mark.parametrize(
+    ("environment", "recorded", "protocol", "gpus"),
+    [
+        pytest.param(V3, None, 3, ("GPU-1", "GPU-2"), id="what it was started with"),
+        pytest.param({**MARKED, "CUDA_MPS_PROTOCOL_VERSION": "2"}, None, 2, (), id="no GPUs named"),
+        pytest.param(MARKED, (3, ("GPU-1",)), 2, (), id="its environment counts, not the record"),
+        pytest.param(None, (3, ("GPU-1",)), 3, ("GPU-1",), id="unreadable: the record"),
+        pytest.param(None, (2, ()), 2, (), id="unreadable: an old record"),
+    ],
+)
+def test_protocol_and_gpus(
+    environment: Mapping[str, str] | None,
+    recorded: tuple[int, tuple[str, ...]] | None,
+    protocol: int,
+    gpus: tuple[str, ...],
+) -> None:
+    record = None if recorded is None else msgspec.structs.replace(identity(), protocol=recorded[0], gpus=recorded[1])
+    found = judge(Evidence("boot", "GPU-1", PIPE, record, (candidate(environment),)))
+    assert isinstance(found, Ours)
+    assert (found.identity.protocol, found.identity.gpus) == (protocol, gpus)

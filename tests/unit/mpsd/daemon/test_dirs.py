@@ -1,4 +1,5 @@
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -6,7 +7,7 @@ import pytest
 
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import dirs as directories
-from mpsd.daemon.paths import DaemonDirs, daemon_dirs
+from mpsd.daemon.paths import DaemonDirs, daemon_dirs, link_directory, namespace_directory, namespace_socket
 from mpsd.errors import TransientError
 
 
@@ -65,3 +66,75 @@ def test_stale_files_go_and_only_those(dirs: DaemonDirs) -> None:
     directories.remove(dirs)
     assert not os.path.exists(dirs.pipe)
     directories.remove(dirs)
+
+
+def leave_socket(dirs: DaemonDirs, namespace: str) -> str:
+    path = namespace_socket(dirs, namespace)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.mknod(path, stat.S_IFSOCK | 0o666)
+    return path
+
+
+def test_directories_of_namespaces_outlive_their_stale_sockets(dirs: DaemonDirs) -> None:
+    directories.prepare(dirs)
+    stale = leave_socket(dirs, "a")
+    Path(f"{dirs.pipe}/s/log").write_text("")
+    inode = os.stat(namespace_directory(dirs, "a")).st_ino
+    directories.clear_stale(dirs)
+    assert not os.path.lexists(stale)
+    assert os.stat(namespace_directory(dirs, "a")).st_ino == inode
+
+
+def test_removal_takes_namespaces_links_and_config_and_nothing_they_point_at(dirs: DaemonDirs, short_tmp: Path) -> None:
+    directories.prepare(dirs)
+    leave_socket(dirs, "a")
+    directories.link_socket(dirs, "a")
+    Path(dirs.config_file).write_text("")
+    elsewhere = short_tmp / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("")
+    os.symlink(elsewhere / "precious", f"{dirs.pipe}/s/a/link")
+    directories.remove(dirs)
+    assert os.listdir(f"{dirs.run_root}/mps") == []
+    assert os.listdir(elsewhere) == ["precious"]
+
+
+def test_a_socket_is_linked_again_when_it_is_another_one(dirs: DaemonDirs) -> None:
+    directories.prepare(dirs)
+    directory, target = link_directory(dirs, "a"), f"{link_directory(dirs, 'a')}/control"
+    for _ in range(2):
+        source = leave_socket(dirs, "a")
+        for _ in range(2):
+            directories.link_socket(dirs, "a")
+            assert os.path.samefile(source, target)
+            assert os.listdir(directory) == ["control"]
+        inode = os.stat(directory).st_ino
+        os.link(source, f"{target}.new")  # as if we had been killed between link and rename
+        os.unlink(source)
+    assert os.stat(directory).st_ino == inode
+    assert mode(directory) == 0o755
+    with pytest.raises(TransientError, match=r"cannot link .*/s/a/control to .*/a/control: No such file"):
+        directories.link_socket(dirs, "a")
+
+
+def test_links_of_namespaces_that_are_no_more_go(dirs: DaemonDirs) -> None:
+    directories.prune_links(dirs, ())
+    directories.prepare(dirs)
+    for name in ("a", "b"):
+        leave_socket(dirs, name)
+        directories.link_socket(dirs, name)
+    directories.prune_links(dirs, ("b",))
+    assert os.listdir(dirs.links) == ["b"]
+
+
+def test_a_socket_is_served_while_somebody_listens(dirs: DaemonDirs) -> None:
+    assert not directories.is_served(dirs)
+    directories.prepare(dirs)
+    assert not directories.is_served(dirs)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(dirs.control_socket)
+        assert not directories.is_served(dirs)
+        listener.listen(0)
+        assert directories.is_served(dirs)
+        assert directories.is_served(dirs)  # the first one still waits: a full queue is somebody, too
+    assert not directories.is_served(dirs)

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from mpsd.config.model import WedgePolicy
 from mpsd.daemon.lifecycle import (
     EVENTS,
     IGNORED,
@@ -22,9 +23,11 @@ from mpsd.daemon.lifecycle import (
     Policy,
     ProbeFailed,
     ProbeOk,
+    Replace,
     Respecified,
     Spawned,
     SpawnFailed,
+    Troubled,
     Unwanted,
     Wanted,
     backoff_s,
@@ -36,17 +39,19 @@ POLICY = Policy()
 REASON = "because"
 PAIRS = list(product(EVENTS, DaemonState))
 EXAMPLES: dict[type[Event], Event] = {
-    **{kind: kind(REASON) for kind in (SpawnFailed, Exited, ConfigFailed, ProbeFailed, KillFailed)},
+    **{kind: kind(REASON) for kind in (SpawnFailed, Exited, ConfigFailed, ProbeFailed, Troubled, Replace, KillFailed)},
     **{kind: kind() for kind in (Wanted, Unwanted, Respecified, Spawned, Adopted, Configured, ProbeOk, Drained, Gone)},
     DeadlinePassed: DeadlinePassed(),
 }
 
 
-def go(life: Lifecycle, *events: Event, now_s: float = 100.0) -> tuple[Lifecycle, tuple[Effect, ...]]:
+def go(
+    life: Lifecycle, *events: Event, now_s: float = 100.0, policy: Policy = POLICY
+) -> tuple[Lifecycle, tuple[Effect, ...]]:
     """Feeds events at one time; the last one's effects."""
     effects: tuple[Effect, ...] = ()
     for event in events:
-        life, effects = step(life, event, now_s, lambda: 0.0, POLICY)
+        life, effects = step(life, event, now_s, lambda: 0.0, policy)
     return life, effects
 
 
@@ -100,16 +105,94 @@ def test_a_failed_or_unanswered_probe_ends_ready_and_sets_the_limits_again(event
     assert life.reason
 
 
-def test_a_wedged_daemon_is_replaced_after_some_attempts() -> None:
-    life, _ = go(at(DaemonState.READY), ProbeFailed(REASON), ConfigFailed(REASON))
-    assert (life.state, life.pending, life.reason) == (DaemonState.CONFIGURING, False, REASON)
-    life, effects = go(life, DeadlinePassed())
-    assert (life.state, effects) == (DaemonState.CONFIGURING, (Effect.CONFIGURE,))
-    life, effects = go(life, ConfigFailed(REASON))
+FAILS_TO_ANSWER = (ProbeFailed(REASON), ConfigFailed(REASON), DeadlinePassed(), ConfigFailed(REASON))
+
+
+@pytest.mark.parametrize("trouble", [ProbeFailed(REASON), ConfigFailed(REASON), Troubled(REASON)])
+def test_trouble_makes_it_not_ready_and_asks_again(trouble: Event) -> None:
+    life, _ = go(at(DaemonState.READY), trouble)
+    assert (life.state, life.strikes, life.wedged) == (DaemonState.CONFIGURING, 1, False)
+    assert life.reason == REASON
+
+
+def test_a_wedged_daemon_is_replaced_at_once_where_the_policy_says_so() -> None:
+    policy = Policy(on_wedge=WedgePolicy.REPLACE)
+    life, effects = go(at(DaemonState.READY), *FAILS_TO_ANSWER, policy=policy)
     assert (life.state, life.wanted, effects) == (DaemonState.STOPPING, True, (Effect.QUIT,))
     assert life.reason == f"replaced after 3 failed attempts: {REASON}"
-    life, effects = go(life, Exited(REASON), Gone())
+    life, effects = go(life, Exited(REASON), Gone(), policy=policy)
     assert (life.state, life.failures) == (DaemonState.BACKOFF, 1)
+
+
+@pytest.mark.parametrize("on_wedge", [WedgePolicy.REPORT, WedgePolicy.REPLACE_WHEN_IDLE])
+def test_a_wedged_daemon_is_asked_on_and_comes_back_when_it_answers(on_wedge: WedgePolicy) -> None:
+    policy = Policy(on_wedge=on_wedge)
+    life, effects = go(at(DaemonState.READY), *FAILS_TO_ANSWER, policy=policy)
+    assert (life.state, life.wedged, effects) == (DaemonState.CONFIGURING, True, ())
+    assert life.reason == f"wedged, 3 attempts in a row failed: {REASON}"
+    life, effects = go(life, DeadlinePassed(), policy=policy)
+    assert (life.wedged, effects) == (True, (Effect.CONFIGURE,))
+    life, _ = go(life, Configured(), policy=policy)
+    assert (life.state, life.wedged, life.strikes) == (DaemonState.READY, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("on_wedge", "state"),
+    [(WedgePolicy.REPORT, DaemonState.CONFIGURING), (WedgePolicy.REPLACE_WHEN_IDLE, DaemonState.STOPPING)],
+)
+def test_without_clients_a_wedged_daemon_is_replaced_where_the_policy_says_so(
+    on_wedge: WedgePolicy, state: DaemonState
+) -> None:
+    life, _ = go(at(DaemonState.READY), *FAILS_TO_ANSWER, Drained(), policy=Policy(on_wedge=on_wedge))
+    assert (life.state, life.wanted) == (state, True)
+
+
+def test_a_daemon_that_is_only_configuring_is_not_ended_for_having_no_clients() -> None:
+    assert go(at(DaemonState.CONFIGURING), Drained())[0] == at(DaemonState.CONFIGURING)
+
+
+@pytest.mark.parametrize("state", [DaemonState.CONFIGURING, DaemonState.READY, DaemonState.DRAINING])
+def test_replaced_now_stops_and_starts_again(state: DaemonState) -> None:
+    life, effects = go(at(state, wanted=True), Replace(REASON, now=True))
+    assert (life.state, effects) == (DaemonState.STOPPING, (Effect.QUIT,))
+    life, effects = go(life, Exited(REASON), Gone())
+    assert (life.state, life.failures, effects) == (DaemonState.STARTING, 0, (Effect.SPAWN,))
+
+
+def test_replaced_gracefully_it_serves_until_it_is_drained() -> None:
+    life, effects = go(at(DaemonState.READY), Replace("newer"))
+    assert (life.state, life.wanted, life.replacing, effects) == (DaemonState.DRAINING, True, "newer", (Effect.PROBE,))
+    life, effects = go(life, Drained())
+    assert (life.state, life.reason, effects) == (DaemonState.STOPPING, "newer", (Effect.QUIT,))
+    life, effects = go(life, Exited(REASON), Gone())
+    assert (life.state, life.replacing, effects) == (DaemonState.STARTING, "", (Effect.SPAWN,))
+
+
+def test_one_that_is_to_be_replaced_is_made_ready_first_and_then_drained() -> None:
+    life, _ = go(at(DaemonState.CONFIGURING), Replace("newer"))
+    assert life.state is DaemonState.CONFIGURING
+    life, _ = go(life, Configured())
+    assert (life.state, life.replacing) == (DaemonState.DRAINING, "newer")
+
+
+@pytest.mark.parametrize("trouble", [ProbeFailed(REASON), Troubled(REASON)])
+def test_trouble_while_draining_is_said_and_over_with_an_answer(trouble: Event) -> None:
+    life, _ = go(at(DaemonState.READY), Replace("newer"), trouble)
+    assert (life.state, life.strikes) == (DaemonState.DRAINING, 1)
+    assert life.reason.endswith(REASON)
+    life, _ = go(life, ProbeOk())
+    assert (life.strikes, life.reason.endswith("newer")) == (0, True)
+
+
+def test_no_longer_wanted_ends_a_replacement() -> None:
+    life, _ = go(at(DaemonState.READY), Replace("newer"), Unwanted(busy=True))
+    assert (life.state, life.wanted, life.replacing) == (DaemonState.DRAINING, False, "")
+    assert go(life, Drained(), Exited(REASON), Gone())[0].state is DaemonState.ABSENT
+
+
+@pytest.mark.parametrize("state", [DaemonState.BACKOFF, DaemonState.FAILED])
+def test_a_replacement_does_not_wait_out_a_pause(state: DaemonState) -> None:
+    assert go(at(state), Replace(REASON))[1] == (Effect.SPAWN,)
 
 
 def test_an_answer_in_time_forgives() -> None:
@@ -201,7 +284,9 @@ def test_an_adopted_daemon_has_its_limits_set_again() -> None:
 
 def test_a_new_limit_is_configured_without_a_restart() -> None:
     life, effects = go(at(DaemonState.READY), Respecified())
-    assert (life.state, effects) == (DaemonState.CONFIGURING, (Effect.CONFIGURE,))
+    assert (life.state, life.pending, effects) == (DaemonState.READY, True, (Effect.CONFIGURE,))
+    assert go(life, Configured())[0].state is DaemonState.READY
+    assert go(life, ConfigFailed(REASON))[0].state is DaemonState.CONFIGURING
 
 
 def test_what_was_left_behind_is_ended_before_absent() -> None:

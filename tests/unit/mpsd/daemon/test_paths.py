@@ -1,5 +1,12 @@
-from mpsd.config.model import MpsConfig
-from mpsd.daemon.paths import base_environment, control_binary, daemon_dirs, socket_objection
+from mpsd.config.model import MpsConfig, NamespaceMount
+from mpsd.daemon.paths import (
+    base_environment,
+    control_binary,
+    daemon_dirs,
+    mount_directory,
+    namespace_socket,
+    socket_objection,
+)
 
 UUID = "GPU-51000000-0000-4000-8000-000000000000"
 
@@ -9,6 +16,20 @@ def test_directories_fit_a_socket_path() -> None:
     assert dirs.control_socket == f"/run/gpufrac/mps/{UUID}/control"
     assert dirs.pid_file == f"/run/gpufrac/mps/{UUID}/nvidia-cuda-mps-control.pid"
     assert socket_objection(dirs) == ""
+
+
+def test_what_a_container_of_a_namespace_mounts() -> None:
+    dirs = daemon_dirs(MpsConfig(), UUID)
+    assert namespace_socket(dirs, "a") == f"/run/gpufrac/mps/{UUID}/s/a/control"
+    assert mount_directory(dirs, "a") == f"/run/gpufrac/mps/{UUID}/s/a"
+    linked = daemon_dirs(MpsConfig(namespace_mount=NamespaceMount.LINKED), UUID)
+    assert mount_directory(linked, "a") == f"/run/gpufrac/mps/{UUID}.ns/a"
+
+
+def test_what_containers_may_mount_holds_neither_config_nor_links() -> None:
+    dirs = daemon_dirs(MpsConfig(), UUID)
+    for path in (dirs.config_file, dirs.links):
+        assert not path.startswith(f"{dirs.pipe}/")
 
 
 def test_a_socket_path_may_have_107_bytes() -> None:

@@ -14,7 +14,6 @@ import pytest
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
-from mpsd.daemon.control import FrontEnd
 from mpsd.daemon.paths import DaemonDirs, daemon_dirs
 from mpsd.errors import ProtocolError, TransientError
 
@@ -38,6 +37,19 @@ def child(environment: dict[str, str] | None = None) -> Iterator["subprocess.Pop
             yield running
         finally:
             running.kill()
+
+
+@contextmanager
+def family(environment: dict[str, str]) -> Iterator[tuple[int, int]]:
+    """A process and a child of it that has the same environment; their PIDs."""
+    code = "import os, sys; r, w = os.pipe(); pid = os.fork(); pid or (os.close(w), os.read(r, 1), os._exit(0)); "
+    code += "print(pid, flush=True); sys.stdin.read(); os.close(w); os.waitpid(pid, 0)"
+    arguments = [sys.executable, "-ISc", code]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        yield parent.pid, int(parent.stdout.readline())
+        parent.stdin.close()
 
 
 def identity_of(pid: int, start_time: int | None = None) -> DaemonIdentity:
@@ -104,20 +116,29 @@ def binary(short_tmp: Path, script: str) -> str:
 def test_a_start_that_fails_tells_what_the_binary_said(short_tmp: Path, dirs: DaemonDirs) -> None:
     path = binary(short_tmp, 'echo "An instance of this daemon is already running"; exit 1')
     with pytest.raises(TransientError, match=r"exit 1: An instance of this daemon is already running"):
-        process.start(path, tuple(ENVIRONMENT.items()), dirs, 5.0, multiuser=False)
+        process.start([path, "-d"], ENVIRONMENT, dirs, 5.0)
+
+
+def test_a_start_is_explained_by_who_knows_its_exit_status(short_tmp: Path, dirs: DaemonDirs) -> None:
+    def explain(returncode: int, output: str) -> str:
+        return f"the launcher said {output.strip()}" if returncode == 97 else ""
+
+    for status, text in ((97, "the launcher said oops"), (1, "exit 1: oops")):
+        with pytest.raises(TransientError, match=f"cannot start the MPS control daemon: {text}"):
+            process.start([binary(short_tmp, f"echo oops; exit {status}")], ENVIRONMENT, dirs, 5.0, explain)
 
 
 def test_start_passes_flags_and_environment_only(short_tmp: Path, dirs: DaemonDirs) -> None:
     path = binary(short_tmp, f'echo "$@" >{short_tmp}/args; env >{short_tmp}/env')
-    process.start(path, (("PATH", "/usr/bin:/bin"), ("A", "b")), dirs, 5.0, multiuser=True)
-    assert (short_tmp / "args").read_text() == "-d -multiuser-server\n"
+    process.start([path, "-d", "-m"], {"PATH": "/usr/bin:/bin", "A": "b"}, dirs, 5.0)
+    assert (short_tmp / "args").read_text() == "-d -m\n"
     names = {line.partition("=")[0] for line in (short_tmp / "env").read_text().splitlines()}
     assert names <= {"PATH", "A", "PWD", "SHLVL", "_", "OLDPWD"}
 
 
 def test_a_start_that_hangs_is_ended(short_tmp: Path, dirs: DaemonDirs) -> None:
     with pytest.raises(TransientError, match=r"not up within 0\.2 s"):
-        process.start(binary(short_tmp, "sleep 1000"), (), dirs, 0.2, multiuser=False)
+        process.start([binary(short_tmp, "sleep 1000")], {}, dirs, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -132,16 +153,24 @@ def test_pid_file(dirs: DaemonDirs, text: bytes | None, pid: int | None) -> None
 def test_a_started_daemon_is_found_by_its_environment(dirs: DaemonDirs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "PID_FILE_S", 0.0)
     with pytest.raises(TransientError, match="names no process"):
-        process.find_started(dirs, "boot")
+        process.find_started("GPU-1", dirs, "boot")
     with child({"CUDA_MPS_PIPE_DIRECTORY": "/other"}) as other:
         Path(dirs.pid_file).write_text(str(other.pid))
         with pytest.raises(TransientError, match=f"names pid {other.pid}, which is no daemon of this directory"):
-            process.find_started(dirs, "boot")
+            process.find_started("GPU-1", dirs, "boot")
     with child({"CUDA_MPS_PIPE_DIRECTORY": dirs.pipe}) as daemon:
         Path(dirs.pid_file).write_text(str(daemon.pid))
-        identity = process.find_started(dirs, "boot")
+        identity = process.find_started("GPU-1", dirs, "boot")
         assert (identity.pid, identity.process_group, identity.boot_id) == (daemon.pid, daemon.pid, "boot")
         assert process.is_alive(identity)
+
+
+def test_a_started_daemon_without_a_pid_file_is_the_parent_of_its_servers(dirs: DaemonDirs) -> None:
+    ours = {"GPUFRAC_DAEMON": "GPU-1", "CUDA_MPS_PIPE_DIRECTORY": dirs.pipe, "CUDA_MPS_PROTOCOL_VERSION": "3"}
+    with child({**ours, "GPUFRAC_DAEMON": "GPU-2"}), family(ours) as (daemon, server):
+        assert {member.pid for member in process.members("GPU-1", dirs.pipe)} == {daemon, server}
+        found = process.find_started("GPU-1", dirs, "boot")
+        assert (found.pid, found.protocol) == (daemon, 3)
 
 
 def test_alive_means_the_same_start_time_and_no_zombie() -> None:
@@ -161,6 +190,10 @@ def test_members_are_known_by_marker_and_directory(dirs: DaemonDirs) -> None:
     with child(ours) as server, child({"CUDA_MPS_PIPE_DIRECTORY": dirs.pipe}):  # the second one is a client
         assert [member.pid for member in process.members("GPU-1", dirs.pipe)] == [server.pid]
         assert process.members("GPU-2", dirs.pipe) == []
+    with child({**ours, "CUDA_MPS_PIPE_DIRECTORY": f"{dirs.pipe}/s"}) as server:
+        assert [member.pid for member in process.members("GPU-1", dirs.pipe)] == [server.pid]
+    with child({**ours, "CUDA_MPS_PIPE_DIRECTORY": f"{dirs.pipe}0"}):
+        assert process.members("GPU-1", dirs.pipe) == []
 
 
 def test_kill_and_wait_ends_exactly_its_victims() -> None:
@@ -210,11 +243,3 @@ def test_the_watcher_tells_exits_once_and_late_comers_at_once() -> None:
         assert exits.empty()
     finally:
         watcher.close()
-
-
-def test_front_end_gives_the_reply_or_says_what_came_instead(short_tmp: Path, dirs: DaemonDirs) -> None:
-    path = binary(short_tmp, 'read command; echo "$command in $CUDA_MPS_PIPE_DIRECTORY"')
-    assert FrontEnd(MpsConfig(binary=path)).ask(dirs, "get_server_list", 5.0) == f"get_server_list in {dirs.pipe}\n"
-    path = binary(short_tmp, 'echo "Cannot find MPS control daemon process" >&2; exit 1')
-    with pytest.raises(TransientError, match=r"Cannot find MPS control daemon process \(exit 1\)"):
-        FrontEnd(MpsConfig(binary=path)).ask(dirs, "get_server_list", 5.0)

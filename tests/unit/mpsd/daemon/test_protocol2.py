@@ -12,10 +12,12 @@ GIB = 1024 * MIB
 
 
 def test_commands() -> None:
-    assert protocol2.set_default_limit(8 * GIB + MIB + 5) == "set_default_device_pinned_mem_limit 0 8193M"
-    assert protocol2.GET_DEFAULT_LIMIT == "get_default_device_pinned_mem_limit 0"
-    assert protocol2.set_server_limit(7, GIB) == "set_device_pinned_mem_limit 7 0 1024M"
-    assert protocol2.get_server_limit(7) == "get_device_pinned_mem_limit 7 0"
+    assert protocol2.set_default_limit(0, 8 * GIB + MIB + 5) == "set_default_device_pinned_mem_limit 0 8193M"
+    assert protocol2.get_default_limit(1) == "get_default_device_pinned_mem_limit 1"
+    assert protocol2.set_server_limit(7, 1, GIB) == "set_device_pinned_mem_limit 7 1 1024M"
+    assert protocol2.get_server_limit(7, 1) == "get_device_pinned_mem_limit 7 1"
+    assert protocol2.get_status(7) == "get_server_status 7"
+    assert protocol2.terminate_client(7, 8) == "terminate_client 7 8"
     assert protocol2.get_clients(7) == "get_client_list 7"
     assert protocol2.quit_after(5) == "quit -t 5"
 
@@ -55,6 +57,16 @@ def test_no_limit(reply: str) -> None:
         protocol2.limit_is(reply, 8 * GIB)
 
 
+@pytest.mark.parametrize(("reply", "fault"), [("FAULT\n", True), ("ACTIVE", False), ("", False), ("no FAULT", False)])
+def test_fault(reply: str, fault: bool) -> None:
+    assert protocol2.is_fault(reply) is fault
+
+
+@pytest.mark.parametrize(("reply", "done"), [("0\n", True), ("1", False), ("", False), ("00", False), ("0\n0", False)])
+def test_terminated(reply: str, done: bool) -> None:
+    assert protocol2.is_terminated(reply) is done
+
+
 @given(st.one_of(st.text(), st.binary().map(lambda b: b.decode(errors="replace"))))
 def test_any_reply_is_a_value_or_a_protocol_error(reply: str) -> None:
     for parse in (protocol2.parse_pids, lambda text: protocol2.limit_is(text, GIB)):
@@ -64,7 +76,7 @@ def test_any_reply_is_a_value_or_a_protocol_error(reply: str) -> None:
 
 @given(st.integers(1, 2**24))
 def test_what_is_set_reads_back_as_set_or_rounded(mib: int) -> None:
-    word = protocol2.set_default_limit(mib * MIB).split()[-1]
+    word = protocol2.set_default_limit(0, mib * MIB).split()[-1]
     assert protocol2.limit_is(word, mib * MIB)
     if mib >= 1024:
         assert protocol2.limit_is(f"{mib // 1024}G", mib * MIB)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from mpsd.errors import GpufracError
 from mpsd.gpu.backend import GpuBackend, GpuError, XidEvent
 from mpsd.gpu.health import Policy
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory
@@ -141,7 +142,15 @@ class Rig:
 
     def __init__(self, backend: ScriptedBackend) -> None:
         self.backend, self.clock, self.seen = backend, FakeClock(), Receiver()
-        self.prober = Prober(backend, self.seen, deadline_s=10.0, policy=Policy(quiet_s=60.0), clock=self.clock)
+        self.errors: queue.SimpleQueue[GpufracError] = queue.SimpleQueue()
+        self.prober = Prober(
+            backend,
+            self.seen,
+            on_error=self.errors.put,
+            deadline_s=10.0,
+            policy=Policy(quiet_s=60.0),
+            clock=self.clock,
+        )
 
     def rounds(self, count: int = 1) -> None:
         """Runs whole probes of all GPUs: the list call of one more round shows that those before are over."""

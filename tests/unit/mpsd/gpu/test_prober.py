@@ -7,7 +7,7 @@ import pytest
 from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, Inventory
 from mpsd.gpu.prober import Prober
-from tests.unit.mpsd.gpu.scripted import Receiver, ScriptedBackend, gpu_uuid, probing, state
+from tests.unit.mpsd.gpu.scripted import WAIT_S, Receiver, ScriptedBackend, gpu_uuid, probing, state
 
 OK, SICK, UNRESPONSIVE, LOST = GpuHealth.OK, GpuHealth.SICK, GpuHealth.UNRESPONSIVE, GpuHealth.LOST
 
@@ -74,6 +74,14 @@ def test_driver_that_comes_late_is_found_with_backoff() -> None:
         del backend.fail["open", ""]
         rig.advance(1.0)
         assert rig.seen.await_one(whole).reason == ""
+
+
+def test_who_asks_is_told_why_the_driver_cannot_be_used() -> None:
+    backend = ScriptedBackend()
+    mismatch = GpuError("cannot initialise NVML: driver/library version mismatch", 18)
+    backend.fail["open", ""] = mismatch
+    with probing(backend) as rig:
+        assert rig.errors.get(timeout=WAIT_S) is mismatch
 
 
 def test_driver_that_opens_slowly_is_reported_and_then_used() -> None:

@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpsd.errors import ConfigError, GpufracError, NotReachableError, ProtocolError
-from mpsd.gpu.model import Mode
 from mpsd.localapi import server as server_module
 from mpsd.localapi import wire
 from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.server import LocalServer
-from mpsd.snapshot import Desired, DesiredGpu, GpuClient, GpuClients, Snapshot
+from mpsd.snapshot import Desired, GpuClient, GpuClients, Snapshot
+from tests.desired import allocation
 
 WAIT_S = 20.0
 
@@ -132,7 +132,7 @@ def test_calls(path: str, owner: Owner) -> None:
     client = MpsdClient(path)
     assert client.snapshot() == owner.snapshot
     assert client.status() == {"pid": os.getpid()}
-    desired = Desired(gpus=(DesiredGpu(uuid="GPU-a", mode=Mode.SM_SHARING), DesiredGpu(uuid="GPU-b")))
+    desired = Desired(allocations=(allocation("GPU-a"), allocation("GPU-b", slot=None)))
     client.apply(desired)
     assert owner.desired == desired
     assert call(path, "echo", {"a": [1, "zwei\n"]}, dict[str, list[Any]]) == {"a": [1, "zwei\n"]}

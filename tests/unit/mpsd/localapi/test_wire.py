@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from mpsd.errors import ConfigError, GpufracError, NotReachableError, ProtocolError, TransientError
 from mpsd.localapi import wire
-from mpsd.snapshot import Desired, DesiredGpu
+from mpsd.snapshot import Desired
+from tests.desired import allocation
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(min_value=-(2**63), max_value=2**64 - 1) | st.text(),
@@ -35,7 +36,7 @@ def test_results_round_trip(result: object) -> None:
 
 
 def test_typed_values_round_trip() -> None:
-    desired = Desired(gpus=(DesiredGpu(uuid="GPU-a"),))
+    desired = Desired(allocations=(allocation("GPU-a"),))
     assert wire.decode_answer(wire.encode_result(desired)[:-1], Desired) == desired
 
 

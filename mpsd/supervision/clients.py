@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from mpsd import processes
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
-from mpsd.daemon.host import DaemonHost, MpsClients
+from mpsd.daemon.controller import MpsClients
+from mpsd.daemon.host import DaemonHost
 from mpsd.gpu.backend import GpuBackend, GpuLostError, GpuNotSupportedError
 from mpsd.gpu.model import GpuProcess
 from mpsd.plan import DAEMON_MARKER, DaemonSpec
@@ -20,6 +23,7 @@ class Census:
     where it is not, `mps_pids` are its clients as known before.
     """
 
+    uuid: str
     spec: DaemonSpec
     identity: DaemonIdentity | None
     processes: tuple[GpuProcess, ...] | None
@@ -41,7 +45,7 @@ def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counte
     Raises:
         GpufracError: the driver or the daemon does not say.
     """
-    listed = _ask_driver(census.spec.uuid, backend) if census.processes is None else census.processes
+    listed = _ask_driver(census.uuid, backend) if census.processes is None else census.processes
     mps = host.clients(census.spec) if census.ask_daemon else MpsClients()
     mps_pids = frozenset(mps.clients) if census.ask_daemon else census.mps_pids
     used_bytes = {process.pid: process.used_bytes for process in listed}
@@ -51,8 +55,15 @@ def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counte
         # PID 0 is what a daemon outside the host's PID namespace makes of every client: it names nobody.
         if pid <= 0 or process.identify(pid) is None or _is_server(pid, census):
             continue
-        key = processes.marker(pid)
-        clients.append(GpuClient(pid=pid, allocation_key=key, mps=pid in mps_pids, used_bytes=used_bytes.get(pid)))
+        clients.append(
+            GpuClient(
+                pid=pid,
+                allocation_key=processes.marker(pid),
+                mps=pid in mps_pids,
+                used_bytes=used_bytes.get(pid),
+                command=processes.name(pid),
+            )
+        )
     servers = tuple(known for pid in mps.servers if (known := process.identify(pid)) is not None)
     return Counted(tuple(clients), servers if census.ask_daemon else None)
 
@@ -60,10 +71,7 @@ def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counte
 def with_usage(clients: tuple[GpuClient, ...], listed: tuple[GpuProcess, ...]) -> tuple[GpuClient, ...]:
     """The same clients with the memory the driver shows now (pure)."""
     used_bytes = {process.pid: process.used_bytes for process in listed}
-    return tuple(
-        GpuClient(pid=c.pid, allocation_key=c.allocation_key, mps=c.mps, used_bytes=used_bytes.get(c.pid))
-        for c in clients
-    )
+    return tuple(msgspec.structs.replace(client, used_bytes=used_bytes.get(client.pid)) for client in clients)
 
 
 def _ask_driver(uuid: str, backend: GpuBackend) -> tuple[GpuProcess, ...]:
@@ -79,4 +87,4 @@ def _is_server(pid: int, census: Census) -> bool:
         return True
     found = process.candidate(pid)
     environment = found.environment if found is not None else None
-    return environment is not None and environment.get(DAEMON_MARKER) == census.spec.uuid
+    return environment is not None and environment.get(DAEMON_MARKER) == census.spec.name

@@ -1,6 +1,6 @@
 import threading
 
-from mpsd.lanes import Lane
+from mpsd.supervision.lanes import Lane
 
 WAIT_S = 10.0
 

@@ -14,15 +14,18 @@ import pytest
 from mpsd.config.model import GIB, Enforcement, FixedMemory, GpuSelection, MpsConfig, NodeConfig, Resource
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity
-from mpsd.daemon.host import ForeignDaemonError, MpsClients
+from mpsd.daemon.controller import MpsClients
+from mpsd.daemon.host import ForeignDaemonError, ProtocolChoice
 from mpsd.daemon.lifecycle import Policy
-from mpsd.errors import TransientError
+from mpsd.daemon.logs.parse import ClientConnected, FaultClients, FaultEnded, ServerExited
+from mpsd.errors import ConfigError, TransientError
 from mpsd.gpu.backend import GpuError, GpuLostError
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory, Mode
-from mpsd.snapshot import DaemonState, Desired, DesiredGpu, GpuClients, GpuStatus, Snapshot
+from mpsd.snapshot import DaemonState, Desired, GpuClients, GpuStatus, Snapshot
 from mpsd.state import StateFile
-from mpsd.supervisor import Supervisor
-from tests.unit.mpsd.fakes import WAIT_S, FakeBackend, FakeHost
+from mpsd.supervision.supervisor import Supervisor
+from tests.desired import allocation, bind
+from tests.unit.mpsd.supervision.fakes import WAIT_S, FakeBackend, FakeHost, FakeLogs
 
 ONE, TWO = (f"GPU-00000000-0000-4000-8000-{n:012d}" for n in (1, 2))
 FAST = Policy(
@@ -32,6 +35,7 @@ FAST = Policy(
     backoff_min_s=0.01,
     backoff_max_s=0.01,
     failed_retry_s=0.01,
+    wedged_retry_s=0.01,
 )
 CALM = Policy(probe_interval_s=1000.0, backoff_min_s=1000.0, backoff_max_s=1000.0, drain_check_s=1000.0)
 
@@ -52,10 +56,6 @@ def inventory(*states: GpuState) -> Inventory:
     return Inventory(driver_version="580.95.05", gpus=states)
 
 
-def bind(uuid: str, mode: Mode | None, limit_bytes: int = 0) -> Desired:
-    return Desired(gpus=(DesiredGpu(uuid=uuid, mode=mode, limit_bytes=limit_bytes),))
-
-
 class Bench:
     """A supervisor over fakes."""
 
@@ -65,16 +65,20 @@ class Bench:
         self.backend = FakeBackend()
         self.state = StateFile(f"{root}/state/mpsd.json", "boot")
         self.kicks = 0
-        self.supervisor = Supervisor(self.config, self.backend, self.host, self.state, kick=self._kick, policy=policy)
+        self.backend_looked = self.backend.looked
+        self.logs = FakeLogs()
+        self.supervisor = Supervisor(
+            self.config, self.backend, self.host, self.state, logs=self.logs, kick=self._kick, policy=policy
+        )
 
     def _kick(self) -> None:
         self.kicks += 1
 
     def exits(self, uuid: str) -> None:
         """Posts the end of a daemon as its pidfd would."""
-        gpu = self.supervisor._gpus[uuid]
-        assert gpu.identity is not None
-        self.supervisor._watcher._on_exit(gpu.identity)
+        identity = self.supervisor._daemons[uuid].identity
+        assert identity is not None
+        self.supervisor._watcher._on_exit(identity)
 
     def until(self, condition: Callable[[Snapshot], bool]) -> Snapshot:
         """Waits by the watch API for a snapshot that fits."""
@@ -179,7 +183,7 @@ def test_a_failing_query_ends_ready_and_says_why(fast: Bench) -> None:
     assert gpu.daemon.reason in ("cannot get an answer", "still wedged")
     gpu = fast.until_daemon(ONE, DaemonState.STOPPING)
     assert gpu.daemon is not None
-    assert gpu.daemon.reason == "replaced after 3 failed attempts: still wedged"
+    assert gpu.daemon.reason == "replaced as nobody uses it: wedged, 3 attempts in a row failed: still wedged"
     fast.exits(ONE)
 
 
@@ -497,14 +501,274 @@ def test_a_vanished_gpu_is_lost_and_keeps_its_place(calm: Bench) -> None:
 def test_a_hung_driver_call_holds_up_one_gpu_only(calm: Bench) -> None:
     gate = calm.backend.gates[ONE] = threading.Event()
     calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
-    calm.supervisor.apply(
-        Desired(gpus=(DesiredGpu(uuid=ONE, mode=Mode.SM_SHARING), DesiredGpu(uuid=TWO, mode=Mode.SM_SHARING)))
-    )
+    calm.supervisor.apply(Desired(allocations=(allocation(ONE), allocation(TWO))))
     calm.until_gpu(TWO, lambda g: g.mode is Mode.SM_SHARING)
     calm.until_daemon(ONE, DaemonState.READY)
     assert calm.supervisor.snapshot.gpus[0].mode is None
     gate.set()
     calm.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+
+
+# Groups
+
+
+PAIR = NodeConfig(resources=(msgspec.structs.replace(resource(), groups=("pair",)),), groups=(("pair", (ONE, TWO)),))
+
+
+@pytest.fixture
+def pair(short_tmp: Path, watchless: None) -> Iterator[Bench]:
+    config = msgspec.structs.replace(PAIR, mps=MpsConfig(run_root=f"{short_tmp}/run"))
+    with running(Bench(short_tmp, CALM, config)) as bench:
+        yield bench
+
+
+def test_a_group_has_one_daemon_that_each_of_its_gpus_shows(pair: Bench) -> None:
+    pair.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    one, two = (pair.until_daemon(uuid, DaemonState.READY) for uuid in (ONE, TWO))
+    assert one.daemon == two.daemon
+    assert one.daemon is not None
+    assert (one.group, two.group, one.daemon.name) == ("pair", "pair", "pair")
+    assert {name for _, name in pair.host.calls} == {"pair"}
+
+
+def test_a_group_is_bound_as_a_whole(pair: Bench) -> None:
+    pair.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    pair.supervisor.apply(Desired(allocations=(allocation(ONE, TWO, group="pair"),)))
+    for uuid in (ONE, TWO):
+        pair.until_gpu(uuid, lambda g: g.mode is Mode.SM_SHARING)
+    assert set(pair.backend.modes.values()) == {ComputeMode.EXCLUSIVE_PROCESS}
+
+
+def test_regrouped_gpus_get_their_new_daemon_when_the_old_ones_are_gone(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    fast.until_daemon(ONE, DaemonState.READY)
+    fast.until_daemon(TWO, DaemonState.READY)
+    fast.supervisor.config_changed(msgspec.structs.replace(PAIR, mps=fast.config.mps))
+    gpu = fast.until_gpu(ONE, lambda g: g.group == "pair")
+    assert gpu.not_shared == "daemons of an earlier grouping are still on its GPUs"
+    assert "pair" not in {name for _, name in fast.host.calls}
+    for uuid in (ONE, TWO):
+        fast.host.await_call("quit", uuid)
+        fast.exits(uuid)
+    gpu = fast.until_daemon(ONE, DaemonState.READY)
+    assert (gpu.not_shared, gpu.daemon and gpu.daemon.name) == ("", "pair")
+
+
+def test_a_regrouping_waits_for_allocations(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    fast.supervisor.apply(bind(ONE))
+    fast.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    fast.supervisor.config_changed(msgspec.structs.replace(PAIR, mps=fast.config.mps))
+    fast.until_gpu(TWO, lambda g: f"allocations granted on {ONE} must end first" in g.not_shared)
+    gpu = fast.until_daemon(ONE, DaemonState.READY)
+    assert (gpu.group, gpu.mode) == (ONE, Mode.SM_SHARING)
+    fast.host.await_call("quit", TWO)
+    fast.exits(TWO)
+    fast.supervisor.apply(Desired())
+    fast.host.await_call("quit", ONE)
+    fast.exits(ONE)
+    fast.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.name == "pair" and g.daemon.state == "ready")
+
+
+def test_a_daemon_of_a_group_that_is_no_more_ends_before_its_gpus_are_served(short_tmp: Path, watchless: None) -> None:
+    bench = Bench(short_tmp, FAST)
+    old = DaemonIdentity(
+        boot_id="boot", pid=2**22 + 3, start_time=1, process_group=0, pipe_directory="/p", gpus=(ONE, TWO)
+    )
+    bench.state.record_daemon("old", old)
+    bench.host.adoptable["old"] = old
+    bench.host.on_quit = bench.exits
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+        bench.until_daemon(ONE, DaemonState.READY)
+        bench.until_daemon(TWO, DaemonState.READY)
+        assert bench.host.calls.index(("kill", "old")) < bench.host.calls.index(("spawn", ONE))
+
+
+# Protocol 3
+
+
+@pytest.fixture
+def three(short_tmp: Path, watchless: None) -> Iterator[Bench]:
+    bench = Bench(short_tmp, CALM)
+    bench.host.choice = ProtocolChoice(3)
+    with running(bench):
+        yield bench
+
+
+def attached(gpu: GpuStatus) -> dict[str, str]:
+    return {a.key: a.objection for a in gpu.daemon.attached} if gpu.daemon is not None else {}
+
+
+def test_an_allocation_of_units_gets_a_namespace_without_the_daemon_leaving_ready(three: Bench) -> None:
+    three.supervisor.inventory_changed(inventory(state_of(ONE)))
+    three.until_daemon(ONE, DaemonState.READY)
+    units = allocation(ONE, key="u1", resource="x/units", slot=None)
+    three.supervisor.apply(Desired(allocations=(units, allocation(ONE, limit_bytes=8 * GIB))))
+    gpu = three.until_gpu(ONE, lambda g: attached(g) == {"u1": "", "k1": ""})
+    assert gpu.daemon is not None
+    assert (gpu.daemon.state, gpu.daemon.protocol) == (DaemonState.READY, 3)
+    assert "u_u1" in three.host.namespaces[ONE]
+    assert three.host.verbs(ONE).count("spawn") == 1
+    three.supervisor.apply(Desired())
+    three.until_gpu(ONE, lambda g: attached(g) == {})
+    three.host.await_namespaces(ONE, lambda names: "u_u1" not in names)
+
+
+def test_a_namespace_that_cannot_be_set_up_holds_up_its_allocation_only(three: Bench) -> None:
+    three.host.refused["u_u1"] = "cannot change its limit while a client of it lives"
+    three.supervisor.inventory_changed(inventory(state_of(ONE)))
+    units = allocation(ONE, key="u1", resource="x/units", slot=None)
+    three.supervisor.apply(Desired(allocations=(units, allocation(ONE, limit_bytes=8 * GIB))))
+    gpu = three.until_gpu(ONE, lambda g: bool(attached(g)) and "not set up" not in str(attached(g)))
+    assert attached(gpu) == {"u1": "cannot change its limit while a client of it lives", "k1": ""}
+
+
+def test_under_protocol_3_a_binding_leaves_the_gpu_open_to_several_processes(three: Bench) -> None:
+    three.supervisor.inventory_changed(inventory(state_of(ONE)))
+    three.supervisor.apply(bind(ONE))
+    gpu = three.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    assert gpu.driver_compute_mode is ComputeMode.DEFAULT
+
+
+def test_a_node_that_cannot_speak_the_protocol_shares_nothing_and_says_why(short_tmp: Path, watchless: None) -> None:
+    bench = Bench(short_tmp, CALM)
+    bench.host.choice = ProtocolChoice(3, objection="cannot speak MPS protocol 3: the driver is too old")
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        gpu = bench.until_gpu(ONE, lambda g: bool(g.not_shared))
+        assert gpu.not_shared == "cannot speak MPS protocol 3: the driver is too old"
+        assert bench.host.calls == []
+
+
+def test_an_outdated_daemon_serves_in_its_own_protocol_and_is_replaced_when_unused(
+    short_tmp: Path, watchless: None
+) -> None:
+    bench = Bench(short_tmp, FAST)
+    bench.host.choice = ProtocolChoice(3)
+    bench.host.outdated = "it speaks MPS protocol 2, not 3"
+    bench.host.adoptable[ONE] = DaemonIdentity(
+        boot_id="boot", pid=2**22 + 3, start_time=1, process_group=0, pipe_directory="/p", protocol=2, gpus=(ONE,)
+    )
+    with running(bench):
+        bench.supervisor.apply(bind(ONE, limit_bytes=8 * GIB))
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        gpu = bench.until_daemon(ONE, DaemonState.DRAINING)
+        assert gpu.daemon is not None
+        assert (gpu.daemon.protocol, gpu.daemon.pinned_limit_bytes) == (2, 8 * GIB)
+        assert "it speaks MPS protocol 2, not 3" in gpu.daemon.reason
+        for _ in range(3):  # held: it is not ended however often it is looked at
+            bench.backend_looked.get(timeout=WAIT_S)
+        assert "quit" not in bench.host.verbs(ONE)
+        bench.host.adoptable.clear()
+        bench.host.on_quit = bench.exits
+        bench.supervisor.apply(Desired())
+        bench.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.protocol == 3 and g.daemon.state == "ready")
+
+
+# Wedges, replacement, trouble in logs
+
+
+def test_a_wedged_daemon_is_left_to_its_clients_and_replaced_when_they_are_gone(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.until_daemon(ONE, DaemonState.READY)
+    fast.logs.lines[ONE] = ("the last line",)
+    with gpu_user("k1") as pid:
+        fast.backend.running[ONE] = (GpuProcess(pid=pid),)
+        fast.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid),))))
+        fast.until_gpu(ONE, lambda g: bool(g.clients))
+        for verb in ("configure", "probe", "probe servers", "clients"):
+            fast.host.fail[verb] = TransientError("cannot get an answer")
+        gpu = fast.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.wedged)
+        assert gpu.daemon is not None
+        assert gpu.daemon.pinned_limit_bytes is None
+        assert gpu.daemon.last_log == ("the last line",)
+        for _ in range(3):
+            fast.backend_looked.get(timeout=WAIT_S)
+        assert "quit" not in fast.host.verbs(ONE)
+    fast.backend.running.clear()
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    gpu = fast.until_daemon(ONE, DaemonState.STOPPING)
+    fast.host.fail.clear()
+    fast.exits(ONE)
+    fast.until_daemon(ONE, DaemonState.READY)
+
+
+def test_a_daemon_is_replaced_on_request_when_its_clients_are_gone_and_at_once_with_now(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.supervisor.apply(bind(ONE, limit_bytes=8 * GIB))
+    fast.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+    fast.until_daemon(ONE, DaemonState.READY)
+    with gpu_user("k1") as pid:
+        fast.backend.running[ONE] = (GpuProcess(pid=pid),)
+        fast.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid),))))
+        fast.until_gpu(ONE, lambda g: bool(g.clients))
+        fast.supervisor.replace(ONE, "new binary", now=False)
+        gpu = fast.until_daemon(ONE, DaemonState.DRAINING)
+        assert gpu.daemon is not None
+        assert (gpu.daemon.pinned_limit_bytes, "new binary" in gpu.daemon.reason) == (8 * GIB, True)
+        fast.supervisor.replace(ONE, "no patience", now=True)
+        fast.until_daemon(ONE, DaemonState.STOPPING)
+        fast.exits(ONE)
+    fast.until_daemon(ONE, DaemonState.READY)
+    with pytest.raises(ConfigError, match="cannot replace the MPS daemon of GPU-x: there is none"):
+        fast.supervisor.replace("GPU-x", "", now=True)
+
+
+def test_a_fault_in_the_logs_ends_ready_names_the_client_and_passes(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.until_daemon(ONE, DaemonState.READY)
+    with gpu_user("k1") as pid:
+        fast.backend.running[ONE] = (GpuProcess(pid=pid),)
+        fast.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid),))))
+        fast.until_gpu(ONE, lambda g: bool(g.clients))
+        fast.supervisor.log_event(ONE, FaultClients(server=77, pids=(pid,)))
+        gpu = fast.until_daemon(ONE, DaemonState.CONFIGURING)
+        assert gpu.daemon is not None
+        assert f"MPS server 77 is in FAULT until the clients it served have left: client pid {pid} (python" in (
+            gpu.daemon.reason
+        )
+        assert "allocation k1)" in gpu.daemon.reason
+        fast.supervisor.log_event(ONE, FaultEnded(server=77))
+        fast.until_daemon(ONE, DaemonState.READY)
+        fast.backend.running.clear()
+        fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+        fast.until_gpu(ONE, lambda g: not g.clients)
+
+
+def test_servers_in_a_restart_loop_end_ready(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    for pid in range(100, 105):
+        calm.supervisor.log_event(ONE, ServerExited(pid=pid, status=1))
+    gpu = calm.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.state == "configuring")
+    assert gpu.daemon is not None
+    assert "MPS servers end as soon as they are started: 5 times" in gpu.daemon.reason
+
+
+def test_clients_without_a_pid_are_explained(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    calm.supervisor.log_event(ONE, ClientConnected(0, 1000))
+    calm.until(lambda s: any("not in the host's PID namespace" in warning for warning in s.warnings))
+
+
+def test_a_gpu_whose_daemon_is_down_is_prohibited_where_the_switch_says_so(short_tmp: Path, watchless: None) -> None:
+    mps = MpsConfig(run_root=f"{short_tmp}/run", prohibit_while_down=True)
+    bench = Bench(short_tmp, CALM, NodeConfig(resources=(resource(),), mps=mps))
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        bench.supervisor.apply(bind(ONE))
+        bench.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+        bench.exits(ONE)
+        gpu = bench.until_gpu(ONE, lambda g: g.driver_compute_mode is ComputeMode.PROHIBITED)
+        assert gpu.mode is None
+        bench.supervisor.replace(ONE, "now", now=True)
+        gpu = bench.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+        assert gpu.driver_compute_mode is ComputeMode.EXCLUSIVE_PROCESS
+        bench.supervisor.apply(Desired())
+        bench.until_gpu(ONE, lambda g: g.driver_compute_mode is ComputeMode.DEFAULT)
+        assert bench.state.saved.compute_modes == {}
 
 
 def test_cleanup_ends_everything_and_starts_nothing_again(calm: Bench) -> None:

@@ -1,7 +1,7 @@
 import threading
 
-from mpsd.published import Published
 from mpsd.snapshot import Snapshot
+from mpsd.supervision.published import Published
 
 WAIT_S = 10.0
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
-from mpsd.daemon.host import DaemonHost, MpsClients, Running
+from mpsd.daemon.controller import Configured, MpsClients
+from mpsd.daemon.host import DaemonHost, ProtocolChoice, Running
 from mpsd.errors import GpufracError
 from mpsd.gpu.backend import GpuBackend, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
@@ -24,56 +25,91 @@ class FakeHost:
         self.adoptable: dict[str, DaemonIdentity] = {}
         self.connected: dict[str, MpsClients] = {}
         self.calls: list[tuple[str, str]] = []
+        self._called = threading.Condition()
         self.limits: dict[str, int] = {}
+        self.namespaces: dict[str, frozenset[str]] = {}
+        self.refused: dict[str, str] = {}
+        self.choice = ProtocolChoice(2)
+        self.outdated = ""
+        self.terminated: list[int] = []
         self.on_quit: Callable[[str], None] = lambda _: None
 
     def _call(self, verb: str, uuid: str) -> None:
-        self.calls.append((verb, uuid))
+        with self._called:
+            self.calls.append((verb, uuid))
+            self._called.notify_all()
         if (error := self.fail.get(verb)) is not None:
             raise error
+
+    def await_namespaces(self, name: str, wanted: Callable[[frozenset[str]], bool]) -> None:
+        """Waits until the daemon was configured with namespaces that fit."""
+        with self._called:
+            assert self._called.wait_for(lambda: wanted(self.namespaces[name]), WAIT_S), self.namespaces
+
+    def await_call(self, verb: str, uuid: str) -> None:
+        """Waits until it was called at least once."""
+        with self._called:
+            assert self._called.wait_for(lambda: (verb, uuid) in self.calls, WAIT_S), f"{verb} {uuid}: {self.calls}"
 
     def verbs(self, uuid: str) -> list[str]:
         return [verb for verb, of in self.calls if of == uuid]
 
     def find(self, spec: DaemonSpec) -> Running | None:
-        self._call("find", spec.uuid)
-        found = self.adoptable.get(spec.uuid)
-        return None if found is None else Running(found, adopted=True)
+        self._call("find", spec.name)
+        found = self.adoptable.get(spec.name)
+        return None if found is None else Running(found, adopted=True, outdated=self.outdated)
+
+    def protocol(self, driver_version: str) -> ProtocolChoice:
+        return self.choice
 
     def spawn(self, spec: DaemonSpec) -> Running:
-        self._call("spawn", spec.uuid)
+        self._call("spawn", spec.name)
         return self.find(spec) or Running(self.identity(spec), adopted=False)
 
     def identity(self, spec: DaemonSpec) -> DaemonIdentity:
         """Of a process that never lived: its exit is seen at once unless `watch` is faked, too."""
         return DaemonIdentity(
-            boot_id="boot", pid=2**22 + 1, start_time=1, process_group=0, pipe_directory=spec.dirs.pipe
+            boot_id="boot",
+            pid=2**22 + 1,
+            start_time=len(self.calls),
+            process_group=0,
+            pipe_directory=spec.dirs.pipe,
+            protocol=spec.protocol,
+            gpus=spec.gpus,
         )
 
-    def configure(self, spec: DaemonSpec) -> str:
-        self._call("configure", spec.uuid)
-        self.limits[spec.uuid] = spec.pinned_limit_bytes
-        return ""
+    def configure(self, spec: DaemonSpec) -> Configured:
+        self._call("configure", spec.name)
+        self.limits[spec.name] = spec.pinned_limit_bytes
+        names = frozenset(namespace.name for namespace in spec.namespaces)
+        with self._called:
+            self.namespaces[spec.name] = names
+            self._called.notify_all()
+        return Configured(attached=names - self.refused.keys(), refused=self.refused)
 
-    def probe(self, spec: DaemonSpec) -> None:
-        self._call("probe", spec.uuid)
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
+        self._call("probe servers" if servers else "probe", spec.name)
+
+    def terminate_client(self, spec: DaemonSpec, pid: int) -> None:
+        self._call("terminate client", spec.name)
+        self.terminated.append(pid)
 
     def clients(self, spec: DaemonSpec) -> MpsClients:
-        self._call("clients", spec.uuid)
-        return self.connected.get(spec.uuid, MpsClients())
+        self._call("clients", spec.name)
+        return self.connected.get(spec.name, MpsClients())
 
     def quit(self, spec: DaemonSpec, timeout_s: float) -> None:
-        self._call("quit", spec.uuid)
-        self.on_quit(spec.uuid)
+        self._call("quit", spec.name)
+        self.on_quit(spec.name)
 
     def terminate(self, identity: DaemonIdentity) -> None:
         self._call("terminate", identity.pipe_directory.rpartition("/")[2])
 
     def kill(self, spec: DaemonSpec, identity: DaemonIdentity | None, servers: tuple[ProcessIdentity, ...]) -> None:
-        self._call("kill", spec.uuid)
+        self._call("kill", spec.name)
 
     def remove(self, spec: DaemonSpec) -> None:
-        self._call("remove", spec.uuid)
+        self._call("remove", spec.name)
 
 
 class FakeBackend:
@@ -87,6 +123,7 @@ class FakeBackend:
         self.sets: queue.SimpleQueue[tuple[str, ComputeMode]] = queue.SimpleQueue()
         self.ignore_set = False
         self.gates: dict[str, threading.Event] = {}
+        self.looked: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def _call(self, name: str) -> None:
         if (error := self.fail.get(name)) is not None:
@@ -106,6 +143,7 @@ class FakeBackend:
             self.modes[uuid] = mode
 
     def processes(self, uuid: str) -> Sequence[GpuProcess]:
+        self.looked.put(uuid)
         self._call("processes")
         return self.running.get(uuid, ())
 
@@ -130,3 +168,20 @@ class FakeBackend:
 
 _host: type[DaemonHost] = FakeHost
 _backend: type[GpuBackend] = FakeBackend
+
+
+class FakeLogs:
+    """Log files that nobody reads."""
+
+    def __init__(self) -> None:
+        self.followed: dict[str, int] = {}
+        self.lines: dict[str, tuple[str, ...]] = {}
+
+    def add(self, name: str, log_directory: str, protocol: int) -> None:
+        self.followed[name] = protocol
+
+    def remove(self, name: str) -> None:
+        self.followed.pop(name, None)
+
+    def last_lines(self, name: str) -> tuple[str, ...]:
+        return self.lines.get(name, ())

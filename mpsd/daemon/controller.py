@@ -1,0 +1,75 @@
+"""One control interface over both MPS protocols: what is done to a daemon that runs, whatever it speaks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mpsd.plan import DaemonSpec
+
+QUERY_S = 5.0
+"""Deadline of one command."""
+
+TERMINATE_CLIENT_S = 30.0
+"""Deadline of the command that takes a client's contexts away: it waits for the GPU work under way. Later than that the
+server counts as wedged (kai-scheduler gpu-fractioning allows the same)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What is in force. `note` says what is short of perfect.
+
+    Protocol 3: `attached` are the wanted namespaces whose limits were read back and whose socket is there; `refused`
+    has the others, with reasons.
+    """
+
+    note: str = ""
+    attached: frozenset[str] = frozenset()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MpsClients:
+    """Servers of a daemon and the clients of all of them (PIDs as the daemon sees them)."""
+
+    servers: tuple[int, ...] = ()
+    clients: tuple[int, ...] = ()
+
+
+class Controller(Protocol):
+    """Speaks one protocol. Methods raise TransientError, or ProtocolError for replies that make no sense."""
+
+    def start_arguments(self, spec: DaemonSpec, *, multiuser: bool) -> tuple[str, ...]:
+        """Arguments of the control binary that start the daemon in the background.
+
+        Args:
+            multiuser: clients of any user share a server owned by root.
+        """
+        ...
+
+    def prepare(self, spec: DaemonSpec) -> None:
+        """Writes what the daemon reads at its start."""
+        ...
+
+    def configure(self, spec: DaemonSpec) -> Configured:
+        """Has the limits in force for clients to come, read back."""
+        ...
+
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
+        """Queries answered now, with the values expected now.
+
+        Args:
+            servers: whether the state of each server is asked, too.
+        """
+        ...
+
+    def clients(self, spec: DaemonSpec) -> MpsClients:
+        """Who is connected."""
+        ...
+
+    def terminate_client(self, spec: DaemonSpec, pid: int) -> None:
+        """Takes a client's contexts away, so that killing it afterwards harms nobody else."""
+        ...
+
+    def quit(self, spec: DaemonSpec, timeout_s: float) -> None:
+        """Asks the daemon to end, clients or not."""
+        ...

@@ -1,0 +1,327 @@
+"""Keeps one control daemon: feeds its lifecycle, runs the effects in a lane, and knows what can be relied on."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mpsd.daemon import lifecycle as life
+from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
+from mpsd.daemon.controller import Configured
+from mpsd.daemon.host import DaemonHost, ForeignDaemonError, Running
+from mpsd.daemon.lifecycle import Effect, Event, Jitter, Lifecycle, Policy
+from mpsd.daemon.namespaces import Namespace
+from mpsd.daemon.paths import mount_directory
+from mpsd.errors import ConfigError, GpufracError
+from mpsd.log import get_logger
+from mpsd.plan import DaemonSpec, GroupPlan, namespace_of
+from mpsd.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
+from mpsd.supervision.lanes import Lane
+
+log = get_logger("mpsd")
+
+_TROUBLE = (DaemonState.BACKOFF, DaemonState.FAILED, DaemonState.KILLING)
+
+Post = Callable[[Callable[[], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a keeper reaches beyond itself. `started`: a daemon runs, its end and its logs are to be watched. `ended`:
+    it does not any more. `tried`: it was asked for something, whatever came of it."""
+
+    host: DaemonHost
+    post: Post
+    policy: Policy
+    rng: Jitter
+    started: Callable[["DaemonKeeper"], None]
+    ended: Callable[["DaemonKeeper"], None]
+    tried: Callable[["DaemonKeeper"], None]
+
+
+class DaemonKeeper:
+    """Of one group's daemon. Every method is for the supervisor's thread; the host is called in the lane."""
+
+    def __init__(self, spec: DaemonSpec, outside: Outside, lane: Lane) -> None:
+        self._outside, self.lane = outside, lane
+        self.plan: GroupPlan | None = None
+        """None: no group of this name is left; what runs is to end."""
+        self.spec = spec
+        self.life = Lifecycle()
+        self.since_s = time.monotonic()
+        """Since when it waits for what it waits for: a count of clients from before says nothing."""
+        self._since_unix_s = time.time()
+        self.identity: DaemonIdentity | None = None
+        self.servers: tuple[ProcessIdentity, ...] = ()
+        self.finding = False
+        """Whether a daemon of an earlier run is looked for: until then it is not known to be absent."""
+        self.outdated = ""
+        """Why the daemon that runs is not the one wanted, though it works."""
+        self.server_trouble = ""
+        """What its logs say of its servers; while they do it is not ready."""
+        self._limit_bytes: int | None = None
+        self._verified: Mapping[str, Namespace] = {}
+        self._refused: Mapping[str, str] = {}
+        self.leaving: bool | None = None
+        """When stopping: None until decided, then whether the daemon is left running."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def state(self) -> DaemonState:
+        return self.life.state
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether nothing of it is on its GPUs."""
+        return self.state is DaemonState.ABSENT and not self.finding
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is fit to be asked."""
+        return self.state is DaemonState.READY or (self.state is DaemonState.DRAINING and not self.life.strikes)
+
+    @property
+    def awaits_drain(self) -> bool:
+        """Whether something happens once nobody uses its GPUs."""
+        return self.state is DaemonState.DRAINING or (
+            self.state is DaemonState.CONFIGURING and (self.life.wedged or bool(self.life.replacing))
+        )
+
+    # --- what it is told -----------------------------------------------------------------------------------------
+
+    def take(self, plan: GroupPlan | None) -> None:
+        """The plan of its group now."""
+        self.plan = plan
+        spec = self.spec if plan is None else self._spoken(plan.spec)
+        if spec != self.spec:
+            self.spec = spec
+            if self.life.wanted:
+                self.feed(life.Respecified())
+
+    def _spoken(self, spec: DaemonSpec) -> DaemonSpec:
+        """The spec in terms of the daemon that runs: one of an earlier config may have other GPUs."""
+        gpus = self.identity.gpus if self.identity is not None else ()
+        return replace(spec, gpus=gpus) if gpus else spec
+
+    def find(self) -> None:
+        """Looks for a daemon of an earlier run that nothing wants now: it has to be known to end."""
+        self.finding = True
+        self.lane.submit(self._find)
+
+    def _find(self) -> None:
+        running: Running | None = None
+        try:
+            running = self._outside.host.find(self.spec)
+        except GpufracError as error:
+            log.warning("cannot judge a recorded MPS daemon", daemon=self.name, error=str(error))
+        self._outside.post(partial(self._on_found, running))
+
+    def _on_found(self, running: Running | None) -> None:
+        self.finding = False
+        if running is not None:
+            self._on_running(running)
+
+    def on_exit(self, identity: DaemonIdentity) -> None:
+        """A process ended that was watched."""
+        if self.identity == identity:
+            self._forget()
+            self.feed(life.Exited(f"the MPS control daemon (pid {identity.pid}) exited"))
+
+    def note_servers(self, trouble: str) -> None:
+        """What its logs say of its servers now; empty when that is over."""
+        if trouble == self.server_trouble:
+            return
+        self.server_trouble = trouble
+        if trouble:
+            log.warning("MPS server in trouble", daemon=self.name, reason=trouble)
+            self.feed(life.Troubled(trouble))
+
+    def pass_deadline(self, now_s: float) -> None:
+        """Tells the lifecycle when its deadline is over."""
+        if self.life.deadline_s is not None and now_s >= self.life.deadline_s and not self.leaving:
+            self.feed(life.DeadlinePassed())
+
+    def feed(self, event: Event) -> None:
+        """One event of its life: its effects are begun."""
+        before = self.life
+        policy = self._outside.policy
+        self.life, effects = life.step(before, event, time.monotonic(), self._outside.rng, policy)
+        now = self.life
+        if (now.state, now.wedged, now.replacing) != (before.state, before.wedged, before.replacing):
+            self.since_s = time.monotonic()
+        if now.state is not before.state or (now.wedged and not before.wedged):
+            self._since_unix_s = time.time() if now.state is not before.state else self._since_unix_s
+            said = log.warning if now.state in _TROUBLE or now.wedged else log.info
+            said(
+                "daemon " + ("wedged" if now.wedged else now.state.value),
+                daemon=self.name,
+                was=before.state.value,
+                on=type(event).__name__,
+                pid=self.identity.pid if self.identity else None,
+                reason=now.reason,
+            )
+        ask_servers = bool(self.servers) or bool(now.strikes)
+        for effect in effects:
+            spec = self._proven() if effect is Effect.PROBE else self.spec
+            self.lane.submit(partial(self._perform, effect, spec, self.identity, self.servers, ask_servers))
+
+    def _proven(self) -> DaemonSpec:
+        """The spec without namespaces that could not be set up: they are no reason to distrust the others."""
+        namespaces = tuple(n for n in self.spec.namespaces if self._verified.get(n.name) == n)
+        return replace(self.spec, namespaces=namespaces)
+
+    def remove_directories(self) -> None:
+        """Removes what an ended daemon leaves on disk."""
+        self.lane.submit(partial(self._outside.host.remove, self.spec))
+
+    # --- effects (in the lane) -----------------------------------------------------------------------------------
+
+    def _perform(
+        self,
+        effect: Effect,
+        spec: DaemonSpec,
+        identity: DaemonIdentity | None,
+        servers: tuple[ProcessIdentity, ...],
+        ask_servers: bool,
+    ) -> None:
+        """Runs one effect and posts what came of it."""
+        try:
+            self._outside.post(self._outcome(effect, spec, identity, servers, ask_servers))
+        except Exception as error:
+            if not isinstance(error, GpufracError):
+                log.exception("an effect failed in an unforeseen way", effect=effect.value, daemon=self.name)
+            self._outside.post(partial(self._on_failed, effect, error))
+
+    def _outcome(
+        self,
+        effect: Effect,
+        spec: DaemonSpec,
+        identity: DaemonIdentity | None,
+        servers: tuple[ProcessIdentity, ...],
+        ask_servers: bool,
+    ) -> Callable[[], None]:
+        host = self._outside.host
+        match effect:
+            case Effect.SPAWN:
+                return partial(self._on_running, host.spawn(spec))
+            case Effect.CONFIGURE:
+                configured = host.configure(spec)
+                if ask_servers:
+                    host.probe(spec, servers=True)
+                return partial(self._on_configured, spec, configured)
+            case Effect.PROBE:
+                host.probe(spec, servers=ask_servers)
+                return partial(self._on_probed, life.ProbeOk())
+            case Effect.QUIT:
+                host.quit(spec, self._outside.policy.quit_s)
+                return _nothing
+            case Effect.TERMINATE:
+                if identity is not None:
+                    host.terminate(identity)
+                return _nothing
+            case Effect.KILL:
+                host.kill(spec, identity, servers)
+                return self._on_gone
+
+    # --- what came of them ---------------------------------------------------------------------------------------
+
+    def _on_failed(self, effect: Effect, error: Exception) -> None:
+        reason = str(error)
+        match effect:
+            case Effect.SPAWN:
+                permanent = isinstance(error, ConfigError | ForeignDaemonError)
+                self.feed(life.SpawnFailed(reason, permanent=permanent))
+            case Effect.CONFIGURE:
+                self.feed(life.ConfigFailed(reason))
+                self._outside.tried(self)
+            case Effect.PROBE:
+                self._on_probed(life.ProbeFailed(reason))
+            case Effect.KILL:
+                self.feed(life.KillFailed(reason))
+            case Effect.QUIT | Effect.TERMINATE:
+                log.warning("the MPS control daemon does not end when asked", daemon=self.name, error=reason)
+
+    def _on_gone(self) -> None:
+        self._forget()  # its exit is seen elsewhere, too, and must not be taken for that of the next one
+        self.feed(life.Gone())
+
+    def _forget(self) -> None:
+        """Nothing of what was known of the daemon that ran holds for the next one."""
+        self.identity, self.outdated = None, ""
+        self._outside.ended(self)
+
+    def _on_running(self, running: Running) -> None:
+        self.identity, self.outdated = running.identity, running.outdated
+        self._limit_bytes, self._verified, self._refused = None, {}, {}
+        self.servers, self.server_trouble = (), ""
+        self._outside.started(self)
+        self.feed(life.Adopted() if running.adopted else life.Spawned())
+        if running.outdated and self.life.wanted:
+            self.feed(life.Replace(running.outdated))
+
+    def _on_configured(self, spec: DaemonSpec, configured: Configured) -> None:
+        if spec != self.spec:
+            return  # the plan changed meanwhile; the answer that counts is under way
+        self._limit_bytes = spec.pinned_limit_bytes
+        self._verified = {n.name: n for n in spec.namespaces if n.name in configured.attached}
+        self._refused = configured.refused
+        if self.server_trouble:
+            self.feed(life.ConfigFailed(self.server_trouble))
+        else:
+            self.feed(life.Configured(configured.note))
+        self._outside.tried(self)
+
+    def _on_probed(self, event: Event) -> None:
+        if self.server_trouble and isinstance(event, life.ProbeOk):
+            event = life.ProbeFailed(self.server_trouble)
+        self.feed(event)
+        if self._refused and isinstance(event, life.ProbeOk):
+            self.feed(life.Respecified())  # what could not be set up then may be by now
+        self._outside.tried(self)
+
+    # --- what can be said of it ----------------------------------------------------------------------------------
+
+    def status(
+        self, allocations: Iterable[DesiredAllocation], last_log: Callable[[], tuple[str, ...]]
+    ) -> DaemonStatus | None:
+        """For the snapshot; None where nothing is and nothing is to be.
+
+        Args:
+            allocations: the live sm-sharing ones of its group.
+        """
+        if self.state is DaemonState.ABSENT and not self.life.wanted and (self.plan is None or self.plan.not_shared):
+            return None
+        attached: tuple[Attached, ...] = ()
+        if self.answers and self.spec.protocol == 3:
+            attached = tuple(self._attached(allocation) for allocation in allocations)
+        fine = self.answers and not self.life.wedged
+        return DaemonStatus(
+            state=self.state,
+            name=self.name,
+            reason=self.life.reason,
+            since_unix_s=self._since_unix_s,
+            protocol=self.spec.protocol,
+            pid=self.identity.pid if self.identity is not None else None,
+            pipe_directory=self.spec.dirs.pipe,
+            log_directory=self.spec.dirs.log,
+            pinned_limit_bytes=self._limit_bytes if self.answers else None,
+            attached=attached,
+            restarts=self.life.restarts,
+            wedged=self.life.wedged,
+            last_log=() if fine else last_log(),
+        )
+
+    def _attached(self, allocation: DesiredAllocation) -> Attached:
+        namespace = namespace_of(allocation)
+        objection = ""
+        if self._verified.get(namespace.name) != namespace:
+            objection = self._refused.get(namespace.name, f"its MPS namespace {namespace.name} is not set up yet")
+        directory = mount_directory(self.spec.dirs, namespace.name)
+        return Attached(allocation.key, directory, namespace.limit_bytes, objection)
+
+
+def _nothing() -> None:
+    """An effect that is answered by something else that happens."""

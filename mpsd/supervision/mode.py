@@ -1,0 +1,125 @@
+"""Keeps one GPU in the compute mode its binding needs: set, watched, retried, given back."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from mpsd.errors import GpufracError
+from mpsd.gpu.backend import GpuBackend
+from mpsd.gpu.model import ComputeMode, GpuState
+from mpsd.log import get_logger
+from mpsd.state import StateFile
+from mpsd.supervision.computemode import Hold, fits, hold_mode
+from mpsd.supervision.lanes import Lane
+
+log = get_logger("mpsd")
+
+RETRY_S = 5.0
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class ModeKeeper:
+    """Of one GPU. Every method is for the supervisor's thread; the driver is called in the lane.
+
+    Args:
+        on_set: told the compute mode read back after each change.
+    """
+
+    def __init__(
+        self,
+        uuid: str,
+        lane: Lane,
+        backend: GpuBackend,
+        state: StateFile,
+        post: Post,
+        on_set: Callable[[ComputeMode], None],
+    ) -> None:
+        self._uuid, self._lane, self._backend, self._state = uuid, lane, backend, state
+        self._post, self._on_set = post, on_set
+        recorded = uuid in state.saved.compute_modes
+        self._settled: object = ... if recorded else None
+        """The last target reached, `...` while none is."""
+        self._busy = False
+        self._retry_s = 0.0
+        self._held_s = 0.0
+        self.applied: Hold | None = None
+        self.trouble = ""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing of ours is on the GPU's compute mode."""
+        return self._settled is None and not self._busy
+
+    @property
+    def retry_s(self) -> float | None:
+        """When to try again (monotonic), None when nothing waits for that."""
+        return self._retry_s or None
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the last try failed and none is under way."""
+        return bool(self.trouble) and not self._busy
+
+    def try_again(self) -> None:
+        """Forgets the pause after a failure."""
+        self._retry_s, self.trouble = 0.0, ""
+
+    def observe(self, state: GpuState, before: ComputeMode) -> ComputeMode:
+        """A probe's reading: the compute mode to believe. One begun before our last change may be older than it."""
+        if not fits(self.applied, state.compute_mode):
+            self._settled = ...  # changed behind our back, or seen before our change; either way look again
+        stale = state.read_s is not None and state.read_s < self._held_s
+        return before if stale else state.compute_mode
+
+    def needs_check(self, target: Hold | None) -> bool:
+        """Whether an idle GPU is about to be bound: then somebody else may be on it."""
+        return target is not None and self._settled is None
+
+    def refuse(self, reason: str) -> None:
+        """The GPU can't be bound now."""
+        self._note(reason)
+
+    def reconcile(self, target: Hold | None) -> None:
+        """Has the GPU held as the target says, or given back for None."""
+        if self._busy:
+            return
+        if self._settled == target:
+            self.trouble = ""
+            return
+        if time.monotonic() < self._retry_s:
+            return
+        self._busy, self._retry_s = True, 0.0
+        if self.applied != target:
+            self.applied = None
+        self._lane.submit(partial(self._hold, target))
+
+    def _hold(self, target: Hold | None) -> None:
+        try:
+            compute_mode = hold_mode(self._uuid, target, self._backend, self._state)
+        except Exception as error:
+            if not isinstance(error, GpufracError):
+                log.exception("setting the compute mode failed in an unforeseen way", gpu=self._uuid)
+            self._post(partial(self._on_failed, str(error)))
+        else:
+            self._post(partial(self._on_held, target, compute_mode, time.monotonic()))
+
+    def _on_failed(self, reason: str) -> None:
+        self._busy = False
+        self._note(reason)
+        self._settled, self.applied = ..., None
+        self._retry_s = time.monotonic() + RETRY_S
+
+    def _on_held(self, target: Hold | None, compute_mode: ComputeMode, held_s: float) -> None:
+        self._busy = False
+        self._note("")
+        self._settled = self.applied = target
+        self._held_s = held_s
+        bound = f"bound to {target.mode}" if target is not None else "idle"
+        log.info(f"GPU {bound}", gpu=self._uuid, compute_mode=compute_mode.value)
+        self._on_set(compute_mode)
+
+    def _note(self, text: str) -> None:
+        if text and text != self.trouble:
+            log.error("GPU not bound", gpu=self._uuid, reason=text)
+        self.trouble = text

@@ -1,0 +1,113 @@
+import pytest
+
+from mpsd.config.model import GIB, MpsConfig
+from mpsd.daemon.controller2 import Controller2
+from mpsd.daemon.paths import daemon_dirs
+from mpsd.errors import GpufracError, ProtocolError, TransientError
+from mpsd.plan import DaemonSpec
+from tests.unit.mpsd.daemon.fakes import Scripted, refusal
+
+SPEC = DaemonSpec("pair0", ("GPU-a", "GPU-b"), 2, 8 * GIB, daemon_dirs(MpsConfig(), "pair0"), ())
+GET, SET = "get_default_device_pinned_mem_limit", "set_default_device_pinned_mem_limit"
+GET_SERVER, SET_SERVER = "get_device_pinned_mem_limit", "set_device_pinned_mem_limit"
+LIMITS = {f"{GET} 0": "8192M", f"{GET} 1": "8G"}
+
+
+def test_start_arguments() -> None:
+    controller = Controller2(Scripted({}))
+    assert controller.start_arguments(SPEC, multiuser=True) == ("-d", "-multiuser-server")
+    assert controller.start_arguments(SPEC, multiuser=False) == ("-d",)
+
+
+def test_the_limit_is_set_and_read_back_on_each_gpu() -> None:
+    control = Scripted(LIMITS)
+    assert Controller2(control).configure(SPEC).note == ""
+    assert control.asked == [f"{SET} 0 8192M", f"{GET} 0", f"{SET} 1 8192M", f"{GET} 1", "get_server_list"]
+
+
+def test_a_running_server_is_set_too_whatever_it_reads() -> None:
+    control = Scripted({**LIMITS, "get_server_list": "5\n", f"{GET_SERVER} 5 0": "8G", f"{GET_SERVER} 5 1": "8192M"})
+    assert Controller2(control).configure(SPEC).note == ""
+    assert control.asked[5:] == [
+        f"{SET_SERVER} 5 0 8192M", f"{GET_SERVER} 5 0", f"{SET_SERVER} 5 1 8192M", f"{GET_SERVER} 5 1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("replies", "error", "text"),
+    [
+        ({f"{GET} 1": "4G"}, TransientError, "memory limit of GPU 1: set to 8192M, read back as 4G"),
+        ({f"{GET} 0": ""}, ProtocolError, "expected a memory limit"),
+        ({f"{SET} 1 8192M": TransientError("cannot: late")}, TransientError, "late"),
+        ({"get_server_list": "Unrecognized command"}, ProtocolError, "expected a list of PIDs"),
+        ({"get_server_list": "5", f"{GET_SERVER} 5 0": "1G"}, TransientError, "limit of the running MPS server 5"),
+    ],
+)
+def test_what_is_not_read_back_is_not_configured(
+    replies: dict[str, str | GpufracError], error: type[GpufracError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        Controller2(Scripted({**LIMITS, **replies})).configure(SPEC)
+
+
+def test_a_servers_limit_that_cannot_be_read_is_noted() -> None:
+    control = Scripted({**LIMITS, "get_server_list": "5", f"{GET_SERVER} 5 0": "Unrecognized command"})
+    note = Controller2(control).configure(SPEC).note
+    assert note.startswith("the limit of the running MPS server 5 is not proven: ")
+
+
+def test_a_probe_is_one_query_for_each_gpu() -> None:
+    control = Scripted(LIMITS)
+    Controller2(control).probe(SPEC, servers=False)
+    assert control.asked == [f"{GET} 0", f"{GET} 1"]
+    control.replies[f"{GET} 1"] = "80G"
+    with pytest.raises(TransientError, match="memory limit of GPU 1"):
+        Controller2(control).probe(SPEC, servers=False)
+
+
+def test_a_probe_of_servers_names_the_one_with_a_fault() -> None:
+    control = Scripted({**LIMITS, "get_server_list": "5\n6", "get_server_status 5": "ACTIVE"})
+    for status in ("INITIALIZING", "Server not found", ""):
+        control.replies["get_server_status 6"] = status
+        Controller2(control).probe(SPEC, servers=True)
+    control.replies["get_server_status 6"] = "FAULT\n"
+    Controller2(control).probe(SPEC, servers=False)
+    with pytest.raises(TransientError, match="cannot rely on MPS server 6: a client's fault"):
+        Controller2(control).probe(SPEC, servers=True)
+
+
+CLIENTS = {
+    "get_server_list": "5\n6", "get_client_list 5": "", "get_client_list 6": "70\n71",
+}  # fmt: skip
+
+
+def test_clients_are_those_of_all_servers() -> None:
+    clients = Controller2(Scripted(CLIENTS)).clients(SPEC)
+    assert (clients.servers, clients.clients) == ((5, 6), (70, 71))
+
+
+def test_a_client_is_terminated_at_its_server_and_has_time_for_it() -> None:
+    control = Scripted({**CLIENTS, "terminate_client 6 71": "0\n"})
+    Controller2(control, query_s=1.0).terminate_client(SPEC, 71)
+    assert control.asked[-1] == "terminate_client 6 71"
+    assert control.timeouts_s == [1.0, 1.0, 1.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("pid", "reply", "text"),
+    [
+        (71, "1", "cannot terminate MPS client 71: server 6 said 1"),
+        (71, "", "said nothing"),
+        (72, "0", "cannot terminate pid 72: it is no client of the MPS daemon of pair0"),
+    ],
+)
+def test_only_a_zero_says_that_a_client_was_terminated(pid: int, reply: str, text: str) -> None:
+    with pytest.raises(TransientError, match=text):
+        Controller2(Scripted({**CLIENTS, "terminate_client 6 71": reply})).terminate_client(SPEC, pid)
+
+
+def test_quit_leaves_servers_half_of_the_time() -> None:
+    control = Scripted({"quit -t 5": refusal("Server 5 exited with status 1")})
+    with pytest.raises(TransientError, match="exited with status 1"):
+        Controller2(control).quit(SPEC, 10.0)
+    assert control.timeouts_s == [10.0]

@@ -1,0 +1,244 @@
+"""The host's decisions, with small scripts in the binary's place: which protocol, whose daemon, where it starts."""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mpsd import processes
+from mpsd.config.model import GIB, MpsConfig
+from mpsd.daemon import dirs as directories
+from mpsd.daemon import process
+from mpsd.daemon.adopt import PIPE_DIRECTORY
+from mpsd.daemon.controller import MpsClients
+from mpsd.daemon.host import ForeignDaemonError, LocalHost, ProtocolChoice
+from mpsd.daemon.namespaces import Namespace
+from mpsd.daemon.paths import DaemonDirs, daemon_dirs
+from mpsd.errors import ConfigError, TransientError
+from mpsd.plan import DAEMON_MARKER, DaemonSpec
+from mpsd.state import StateFile
+from tests.unit.mpsd.daemon.fakes import Scripted
+
+DAEMON = """
+import os, select, socket, sys
+pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"{pipe}/control")
+listener.listen()
+with open(f"{pipe}/arguments", "w") as file:
+    file.write(" ".join(sys.argv[1:]))
+if os.fork():
+    os._exit(0)
+os.setsid()
+select.select([], [], [])
+"""
+"""Listens, and leaves no pid file: whether protocol 3 writes one is unknown."""
+
+HELP = "Modules:\n  server\n  namespace\n"
+
+
+class Node:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.mps = MpsConfig(binary=f"{root}/control", run_root=f"{root}/run", log_root=f"{root}/log")
+        self.dirs = daemon_dirs(self.mps, "pair0")
+        self.state = StateFile(f"{root}/state/mpsd.json", processes.boot_id())
+        self.host = LocalHost(self.mps, self.state)
+        (root / "daemon.py").write_text(DAEMON)
+        self.binary(f'exec {sys.executable} -ISB {root}/daemon.py "$@"')
+
+    def binary(self, script: str) -> None:
+        path = Path(self.mps.binary)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def forget(self) -> None:
+        """As where the state file is lost."""
+        self.state = StateFile(f"{self.root}/state/other.json", processes.boot_id())
+        self.host = LocalHost(self.mps, self.state)
+
+    def spec(self, protocol: int = 3, gpus: tuple[str, ...] = ("GPU-a", "GPU-b")) -> DaemonSpec:
+        environment = (
+            ("CUDA_MPS_PIPE_DIRECTORY", self.dirs.pipe),
+            ("CUDA_MPS_PROTOCOL_VERSION", str(protocol)),
+            ("CUDA_VISIBLE_DEVICES", ",".join(gpus)),
+            (DAEMON_MARKER, "pair0"),
+        )
+        return DaemonSpec("pair0", gpus, protocol, GIB, self.dirs, environment, (Namespace("a", GIB),))
+
+
+@pytest.fixture
+def node(short_tmp: Path) -> Iterator[Node]:
+    node = Node(short_tmp)
+    yield node
+    node.host.kill(node.spec(), None, ())
+
+
+OLD_HELP = "usage: nvidia-cuda-mps-control [-d | -f] [-multiuser-server]"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "driver", "said", "protocol", "objection"),
+    [
+        ("2", "615.71.09", HELP, 2, ""),
+        ("auto", "580.95.05", HELP, 2, ""),
+        ("auto", "", HELP, 2, ""),
+        ("auto", "615.71.09", HELP, 3, ""),
+        ("auto", "620.1", OLD_HELP, 2, ""),
+        ("3", "615.71.09", HELP, 3, ""),
+        ("3", "580.95.05", HELP, 3, "it needs driver 615 and this is 580.95.05: set mps.protocol to auto"),
+        ("3", "", HELP, 3, "this is unknown"),
+        ("3", "615.71.09", OLD_HELP, 3, "does not offer it: set mps.protocol to auto"),
+    ],
+)
+def test_protocol(node: Node, wanted: str, driver: str, said: str, protocol: int, objection: str) -> None:
+    node.binary(f"[ \"$*\" = '-p 3 -h' ] && echo '{said}'; exit 1")  # which exit status help has is unknown
+    choice = LocalHost(msgspec.structs.replace(node.mps, protocol=wanted), node.state).protocol(driver)
+    assert choice.protocol == protocol
+    assert objection in choice.objection
+    assert bool(choice.objection) is bool(objection)
+
+
+def test_a_binary_is_asked_only_where_the_driver_may_have_it(node: Node) -> None:
+    os.unlink(node.mps.binary)
+    assert node.host.protocol("580.95.05") == ProtocolChoice(2)
+    with pytest.raises(TransientError, match=r"cannot run .*/control: No such file"):
+        node.host.protocol("615.71.09")
+
+
+def test_a_daemon_is_started_found_and_ended(node: Node) -> None:
+    running = node.host.spawn(node.spec())
+    assert (running.adopted, running.outdated) == (False, "")
+    assert (running.identity.protocol, running.identity.gpus) == (3, ("GPU-a", "GPU-b"))
+    multiuser = "-m " if os.geteuid() == 0 else ""
+    arguments = Path(node.dirs.pipe, "arguments").read_text()
+    assert arguments == f"-p 3 -d {multiuser}-a {node.dirs.config_file}"
+    assert "[servers.s.namespaces.a]" in Path(node.dirs.config_file).read_text()
+    assert node.state.saved.daemons == {"pair0": running.identity}
+    found = LocalHost(node.mps, node.state).find(node.spec())
+    assert found is not None
+    assert (found.identity, found.adopted, found.outdated) == (running.identity, True, "")
+    node.host.kill(node.spec(), running.identity, ())
+    assert not process.is_alive(running.identity)
+    assert node.state.saved.daemons == {}
+    assert node.host.find(node.spec()) is None
+    node.host.remove(node.spec())
+    assert os.listdir(f"{node.root}/run/mps") == []
+
+
+@pytest.mark.parametrize(
+    ("protocol", "gpus", "outdated"),
+    [
+        (3, ("GPU-a", "GPU-b"), ""),
+        (2, ("GPU-a", "GPU-b"), "it speaks MPS protocol 3, and 2 is wanted"),
+        (3, ("GPU-b", "GPU-a"), "it serves GPU-a, GPU-b, and GPU-b, GPU-a are wanted"),
+    ],
+)
+def test_an_adopted_daemon_says_what_it_lacks(node: Node, protocol: int, gpus: tuple[str, ...], outdated: str) -> None:
+    node.host.spawn(node.spec())
+    found = node.host.spawn(node.spec(protocol, gpus))
+    assert (found.adopted, found.outdated) == (True, outdated)
+
+
+def test_a_daemon_of_ours_is_taken_over_without_record_and_pid_file(node: Node) -> None:
+    identity = node.host.spawn(node.spec()).identity
+    node.forget()
+    found = node.host.spawn(node.spec())
+    assert (found.identity, found.adopted) == (identity, True)
+    assert node.state.saved.daemons == {"pair0": identity}
+
+
+def test_what_a_dead_daemon_left_is_no_obstacle(node: Node) -> None:
+    directories.prepare(node.dirs)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(node.dirs.control_socket)
+    Path(node.dirs.pid_file).write_text(f"{2**22 + 1}\n")
+    assert not node.host.spawn(node.spec()).adopted
+
+
+def test_whoever_else_listens_there_is_left_alone(node: Node) -> None:
+    directories.prepare(node.dirs)
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(node.dirs.control_socket)
+        foreign.listen()
+        with pytest.raises(ForeignDaemonError, match=r"a process that we did not start listens on .*control: end it"):
+            node.host.spawn(node.spec())
+        assert os.path.exists(node.dirs.control_socket)
+
+
+def test_a_foreign_daemon_named_by_the_pid_file_is_left_alone(node: Node) -> None:
+    directories.prepare(node.dirs)
+    unmarked = {name: value for name, value in node.spec().environment if name != DAEMON_MARKER}
+    process.start([node.mps.binary, "-d"], unmarked, node.dirs, 10.0)
+    pid = next(
+        int(pid)
+        for pid in os.listdir("/proc")
+        if pid.isdigit() and processes.environ(int(pid)).get(PIPE_DIRECTORY) == node.dirs.pipe
+    )
+    Path(node.dirs.pid_file).write_text(str(pid))
+    with pytest.raises(ForeignDaemonError, match=f"with pid {pid} lives there, and we did not start it"):
+        node.host.spawn(node.spec())
+    foreign = process.identify(pid)
+    assert foreign is not None
+    assert process.kill_and_wait(lambda: (foreign,), 5.0) == []
+
+
+class Elsewhere:
+    """A place that notes what it is asked. `program` comes before the daemon's."""
+
+    def __init__(self, *program: str) -> None:
+        self.program, self.asked = program, list[tuple[str, str]]()
+
+    def launch(
+        self, name: str, dirs: DaemonDirs, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[Sequence[str], Mapping[str, str]]:
+        assert os.path.isdir(dirs.pipe)
+        self.asked.append(("launch", name))
+        return [*self.program, *arguments], environment
+
+    def explain(self, returncode: int, output: str) -> str:
+        return f"launch {returncode}: {output.strip()}"
+
+    def leave(self, name: str) -> None:
+        self.asked.append(("leave", name))
+
+    def remove(self, dirs: DaemonDirs) -> None:
+        self.asked.append(("remove", dirs.shared_memory))
+
+
+def test_a_daemon_starts_where_its_place_is_and_that_is_cleared_after_it(node: Node) -> None:
+    place = Elsewhere("env", "LAUNCHED=1")
+    host, spec = LocalHost(node.mps, node.state, place=place), node.spec()
+    identity = host.spawn(spec).identity
+    assert processes.environ(identity.pid)["LAUNCHED"] == "1"
+    host.kill(spec, identity, ())
+    host.remove(spec)
+    assert place.asked == [("launch", "pair0"), ("leave", "pair0"), ("remove", f"{spec.dirs.pipe}.shm")]
+
+
+def test_a_place_that_cannot_be_reached_is_explained(node: Node) -> None:
+    host = LocalHost(node.mps, node.state, place=Elsewhere("sh", "-c", "echo oops; exit 97"))
+    with pytest.raises(TransientError, match="cannot start the MPS control daemon: launch 97: oops"):
+        host.spawn(node.spec())
+
+
+def test_a_socket_path_that_does_not_fit_is_no_passing_trouble(node: Node) -> None:
+    mps = msgspec.structs.replace(node.mps, run_root=f"{node.root}/{'x' * 90}")
+    spec = DaemonSpec("pair0", ("GPU-a",), 2, GIB, daemon_dirs(mps, "pair0"), ())
+    with pytest.raises(ConfigError, match="choose a shorter"):
+        node.host.spawn(spec)
+
+
+def test_each_protocol_has_its_commands(node: Node) -> None:
+    control = Scripted({"get_server_list": "5", "get_client_list 5": "70", "terminate_client 5 70": "0"})
+    host = LocalHost(node.mps, node.state, control)
+    assert host.clients(node.spec(2)) == MpsClients((5,), (70,))
+    host.terminate_client(node.spec(2), 70)
+    host.quit(node.spec(2), 10.0)
+    assert control.asked[-1] == "quit -t 5"
+    with pytest.raises(AssertionError):
+        host.clients(node.spec(3))
