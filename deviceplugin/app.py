@@ -15,6 +15,7 @@ from cdi.errors import CdiError
 from cdi.registry import scan
 from deviceplugin import lastknown
 from deviceplugin.broker import Broker
+from deviceplugin.drains import Drains
 from deviceplugin.gpudevices import DeviceChooser
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.ledger import Ledger
@@ -69,9 +70,10 @@ def serve(config: NodeConfig, config_path: str, stop: threading.Event) -> None:
     known_path = os.path.join(config.state_root, "plugin", "node.json")
     known = lastknown.load(known_path, boot_id())
     ledger = Ledger(os.path.join(config.state_root, "plugin", "allocations"))
-    broker = Broker(config, ledger)
+    drains = Drains(os.path.join(config.state_root, "plugin", "drains.json"))
+    broker = Broker(config, ledger, drains)
     for problem in broker.problems:
-        log.error("a record of the ledger is not usable", problem=problem)
+        log.error("a record is not usable", problem=problem)
     broker.restore_gpus(known.gpus)
     devices = DeviceChooser(broker, scan, known.gpu_kind)
     devices.choose()

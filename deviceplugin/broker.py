@@ -13,17 +13,20 @@ import msgspec
 from msgspec import structs
 
 from deviceplugin import ids
+from deviceplugin.drains import Drain, Drains, checked_reason
 from deviceplugin.ledger import Ledger, LedgerError
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
 from deviceplugin.plan.model import Allocation, NodeView, Refusal, RefusalCode, ResourceView
 from deviceplugin.plan.preferred import preferred
+from deviceplugin.plan.start import attach_objection, gpus_objection, pipe_directory
 from deviceplugin.plan.view import daemon_trouble, gpu_view, node_view
 from deviceplugin.presence import Observation, Presence, Shares
 from mpsd.config.model import FixedMemory, NodeConfig, Resource, UnitMemory
+from mpsd.errors import GpufracError
 from mpsd.gpu.model import GpuHealth, Mode
-from mpsd.snapshot import Desired, DesiredGpu, GpuStatus, Snapshot
+from mpsd.snapshot import Desired, DesiredAllocation, GpuStatus, Snapshot
 
 DAEMON_GRACE_S = 10.0
 """How long a daemon (or mpsd) may be away before free shares turn Unhealthy: a restart takes about a second."""
@@ -47,6 +50,7 @@ class Broker:
         self,
         config: NodeConfig,
         ledger: Ledger,
+        drains: Drains,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -55,7 +59,7 @@ class Broker:
         self._dirty_condition = threading.Condition(self._lock)
         self._list_condition = threading.Condition(self._lock)
         self._monotonic, self._wall = monotonic, wall
-        self._ledger = ledger
+        self._ledger, self._drains = ledger, drains
         self._config = config
         self._accounts = Accounts()
         self._presence = Presence()
@@ -67,18 +71,19 @@ class Broker:
         self._ledger_error = ""
         self._trouble_since: dict[str, tuple[str, float]] = {}
         self._foreign: dict[str, str] = {}
+        self._protocols: dict[str, int] = {}
         self._gpu_kind = ""
         self._kind_trouble: dict[str, str] = {}
         self._generation = 0
         self._granted_at: dict[str, float] = {}
         self._lists: dict[str, Published] = {}
-        self._view = NodeView(gpus={}, resources={}, client_limit=config.mps.client_limit)
+        self._view = NodeView(gpus={}, groups={}, resources={}, client_limit=config.mps.client_limit)
         self._dirty = self._urgent = True
         self._version = 0
         self._closed = False
         self.problems: tuple[str, ...] = ()
         allocations, problems = ledger.load()
-        self.problems = tuple(problems)
+        self.problems = (*problems, *filter(None, [drains.problem]))
         for allocation in allocations:
             self._accounts.add(allocation)
             self._generation = max(self._generation, allocation.generation)
@@ -116,17 +121,18 @@ class Broker:
         view = self._view.resources.get(resource)
         if live is None or view is None or self._accounts.is_vacated(live.key):
             return False
-        size = view.sizes.get(live.gpus[0])
-        if size is None:
+        size, group = view.sizes.get(live.group), self._view.groups.get(live.group)
+        if size is None or group is None:
             return True
         count = len(live.device_ids)
         now = structs.replace(
             live,
+            gpus=group.gpus,
             share_bytes=size.request_bytes,
             limit_bytes=size.limit_bytes * count,
             mode=view.resource.mode,
             thread_percent=view.resource.thread_percent,
-            enforcement=view.enforcement,
+            enforcement=view.enforcement_on(live.group),
             delivery=self._config.cdi.delivery,
             gpu_kind=self._gpu_kind,
         )
@@ -225,6 +231,7 @@ class Broker:
                 self._absence = "" if snapshot.gpus else f"mpsd sees no GPU: {snapshot.reason or 'none is there'}"
                 if snapshot.gpus:
                     self._gpus = _with_gone(snapshot, self._gpus)
+                    self._note_protocols(snapshot.gpus)
                     self._complete = self._complete or not snapshot.reason
             self._rebuild()
             self._mark_dirty()
@@ -234,8 +241,12 @@ class Broker:
         with self._lock:
             if not self._gpus:
                 self._gpus = gpus
+                self._note_protocols(gpus)
                 self._rebuild()
                 self._publish()
+
+    def _note_protocols(self, gpus: Iterable[GpuStatus]) -> None:
+        self._protocols |= {gpu.info.uuid: gpu.daemon.protocol for gpu in gpus if gpu.daemon is not None}
 
     def set_gpu_kind(self, kind: str, trouble: Mapping[str, str]) -> None:
         """Which CDI kind carries the GPUs' device nodes (empty: none), and why it lacks a GPU."""
@@ -249,6 +260,45 @@ class Broker:
         """Puts a new config in force. Live allocations keep their plans."""
         with self._lock:
             self._config = config
+            self._rebuild()
+            self._mark_dirty()
+
+    def drain(self, gpu: str, reason: str = "") -> Drain:
+        """Gives nothing new on a GPU (by UUID) from now on, in no mode; what is held goes on. Again with the same
+        reason, nothing changes. A drained member drains its group.
+
+        Raises:
+            GpufracError: no such GPU is known, or the drain can't be recorded: then nothing changed.
+            ConfigError: the reason is no short plain text.
+        """
+        reason = checked_reason(reason)
+        with self._lock:
+            known = [status.info for status in self._gpus]
+            if gpu not in {info.uuid for info in known}:
+                names = ", ".join(f"{info.uuid} (GPU {info.index})" for info in known) or "none"
+                raise GpufracError(f"cannot drain GPU {gpu[:80]!r}: it is not known: known are {names}")
+            before = self._drains.by_gpu.get(gpu)
+            if before is not None and before.reason == reason:
+                return before
+            drain = Drain(gpu=gpu, reason=reason, at_unix_s=round(self._wall(), 3))
+            self._drains.put(drain)
+            self._rebuild()
+            self._mark_dirty()
+            return drain
+
+    def undrain(self, gpu: str) -> None:
+        """Ends a drain. One that is over, or of a GPU that is gone, is no error.
+
+        Raises:
+            GpufracError: no such GPU is known or drained, or it can't be recorded: then the drain goes on.
+        """
+        with self._lock:
+            known = {status.info.uuid for status in self._gpus} | self._drains.by_gpu.keys()
+            if gpu not in known:
+                raise GpufracError(
+                    f"cannot undrain GPU {gpu[:80]!r}: it is not known: known are {', '.join(sorted(known)) or 'none'}"
+                )
+            self._drains.remove(gpu)
             self._rebuild()
             self._mark_dirty()
 
@@ -350,37 +400,31 @@ class Broker:
                 self._mark_dirty()
 
     def permitted(self) -> dict[str, tuple[Allocation, str]]:
-        """Allocations whose containers may start now, with their daemon's pipe directory (empty without a daemon).
-
-        Everything is checked against what mpsd said last: the GPU is there, bound to the mode, and for sm-sharing its
-        daemon is ready with a default limit that is not below this one.
-        """
+        """Allocations whose containers may start now, with the directory of their daemon that they mount (empty without
+        a daemon). Everything is checked against what mpsd said last: see plan.start."""
         with self._lock:
             if self._absence:
                 return {}
-            status = {gpu.info.uuid: gpu for gpu in self._gpus}
-            judged: dict[tuple[str, Mode, int], bool] = {}  # hundreds of allocations ask the same few questions
+            gpus = {gpu.info.uuid: gpu for gpu in self._gpus}
+            judged: dict[object, str] = {}  # hundreds of allocations ask the same few questions
             allowed = {}
             for allocation in self._accounts:
-                gpu = status.get(allocation.gpus[0])
-                question = (allocation.gpus[0], allocation.mode, allocation.limit_bytes)
+                question = (allocation.group, allocation.gpus, allocation.mode, allocation.limit_bytes)
                 if question not in judged:
-                    judged[question] = not start_objection(allocation, gpu)
-                if judged[question]:
-                    assert gpu is not None
-                    allowed[allocation.key] = (allocation, gpu.daemon.pipe_directory if gpu.daemon else "")
+                    judged[question] = gpus_objection(allocation, gpus)
+                if not judged[question] and not attach_objection(allocation, gpus):
+                    allowed[allocation.key] = (allocation, pipe_directory(allocation, gpus))
             return allowed
 
     def desired(self) -> Desired:
-        """The whole desired state for mpsd, of all GPUs known or allocated: a plugin that has not heard of a GPU yet
-        must not have it unbound under its containers."""
+        """The whole desired state for mpsd: every live allocation, whether its GPU was heard of yet or not, oldest
+        first."""
         with self._lock:
-            uuids = dict.fromkeys((*self._view.gpus, *(uuid for a in self._accounts for uuid in a.gpus)))
-            return Desired(gpus=tuple(self._desired_gpu(uuid) for uuid in uuids))
+            return Desired(allocations=tuple(desired_allocation(allocation) for allocation in self._accounts))
 
-    def _desired_gpu(self, uuid: str) -> DesiredGpu:
-        limit_bytes = max((a.limit_bytes for a in self._accounts.on_gpu(uuid).values()), default=0)
-        return DesiredGpu(uuid=uuid, mode=self._accounts.mode(uuid), limit_bytes=limit_bytes)
+    def protocol(self, gpu: str) -> int:
+        """The MPS protocol that the GPU's daemon spoke last; before any did, the configured one."""
+        return self._protocols.get(gpu, 3 if self._config.mps.protocol == "3" else 2)
 
     def publish(self) -> float | None:
         """Recomputes every list and wakes streams where one changed. Seconds until a list changes by time alone."""
@@ -457,6 +501,7 @@ class Broker:
                 absence=self._absence,
                 gpu_kind=self._gpu_kind,
                 kind_trouble=dict(self._kind_trouble),
+                drained=self._drains.by_gpu,
             )
 
     def has_unnamed(self) -> bool:
@@ -508,8 +553,18 @@ class Broker:
             trouble = self._graced(uuid, self._absence or daemon_trouble(status), now_s)
             waiting = self._ledger_error or self._kind_trouble.get(uuid, "") or (trouble if self._absence else "")
             blocked = self._blocked(status)
-            views.append(gpu_view(status, self._config, blocked=blocked, waiting=waiting, daemon_waiting=trouble))
-        view = structs.replace(node_view(self._config, views, self._view), complete=self._complete)
+            views.append(
+                gpu_view(
+                    status,
+                    self._config,
+                    blocked=blocked,
+                    waiting=waiting,
+                    daemon_waiting=trouble,
+                    protocol=self.protocol(uuid),
+                )
+            )
+        held = self._accounts.held_groups()
+        view = node_view(self._config, views, held, complete=self._complete, previous=self._view)
         resources = dict(view.resources)
         for name in sorted(self._accounts.resources() - resources.keys()):
             resources[name] = self._dropped(name)
@@ -525,6 +580,8 @@ class Broker:
 
     def _blocked(self, status: GpuStatus) -> str:
         uuid = status.info.uuid
+        if drain := self._drains.by_gpu.get(uuid):
+            return drain.text
         if reason := self._foreign.get(uuid):
             return reason
         foreign = status.foreign_processes
@@ -536,10 +593,9 @@ class Broker:
     def _dropped(self, name: str) -> ResourceView:
         """The view of a resource that only live allocations keep."""
         sample = next(allocation for allocation in self._accounts if allocation.resource == name)
-        unit = sample.share_bytes != sample.request_bytes or len(sample.device_ids) > 1
         memory = (
             UnitMemory(unit_bytes=sample.share_bytes)
-            if unit
+            if sample.slot is None
             else FixedMemory(request_bytes=sample.share_bytes, limit_bytes=sample.limit_bytes)
         )
         resource = Resource(name=name, memory=memory, mode=sample.mode, enforcement=sample.enforcement)
@@ -594,26 +650,21 @@ class Inspection(msgspec.Struct, frozen=True):
     absence: str
     gpu_kind: str
     kind_trouble: Mapping[str, str]
+    drained: Mapping[str, Drain]
 
 
-def start_objection(allocation: Allocation, gpu: GpuStatus | None) -> str:
-    """Why a container of this allocation may not start on the GPU as it is now; empty when it may (pure)."""
-    if gpu is None:
-        return "its GPU is not known to mpsd"
-    if gpu.health is GpuHealth.LOST:
-        return gpu.reason or "its GPU is lost"
-    if allocation.mode is Mode.SM_SHARING:
-        if trouble := daemon_trouble(gpu):
-            return trouble
-        assert gpu.daemon is not None
-        if not gpu.daemon.pipe_directory:
-            return "its MPS daemon names no pipe directory"
-        limit_bytes = gpu.daemon.pinned_limit_bytes
-        if limit_bytes is None or limit_bytes < allocation.limit_bytes:
-            return f"its MPS daemon's default limit of {limit_bytes} bytes is below {allocation.limit_bytes} bytes"
-    if gpu.mode is not allocation.mode:
-        return f"its GPU is not in {allocation.mode} yet" + (f": {gpu.reason}" if gpu.reason else "")
-    return ""
+def desired_allocation(allocation: Allocation) -> DesiredAllocation:
+    """An allocation as mpsd is told of it (pure)."""
+    return DesiredAllocation(
+        key=allocation.key,
+        resource=allocation.resource,
+        group=allocation.group,
+        gpus=allocation.gpus,
+        mode=allocation.mode,
+        limit_bytes=allocation.limit_bytes,
+        thread_percent=allocation.thread_percent,
+        slot=allocation.slot,
+    )
 
 
 def _with_gone(snapshot: Snapshot, before: tuple[GpuStatus, ...]) -> tuple[GpuStatus, ...]:

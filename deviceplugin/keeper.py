@@ -8,7 +8,7 @@ checks that containers really carry our marker. Both compare desired with observ
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,7 +51,7 @@ PAUSE = "pause"
 
 
 Grant = tuple[Allocation, str]
-"""An allocation that may start, and its daemon's pipe directory."""
+"""An allocation that may start, and the directory of its daemon that it mounts."""
 
 
 class SpecFiles(Protocol):
@@ -121,7 +121,8 @@ class Keeper:
         self._push_needed = True
         self._spec_lock = threading.Lock()
         self._observe_lock = threading.Lock()
-        self._published: set[str] = set()
+        self._published: dict[str, str] = {}
+        """Keys of the files written, and what they mount."""
         self._containers: Containers = {}
         self._markers = Markers()
         self._marked_s = float("-inf")
@@ -205,14 +206,15 @@ class Keeper:
 
     def _withdraw_all_but(self, permitted: Mapping[str, Grant]) -> list[str]:
         with self._spec_lock:
-            problems = [self._withdraw(key) for key in sorted(self._published - permitted.keys())]
+            problems = [self._withdraw(key) for key in sorted(self._published.keys() - permitted.keys())]
             self.report.published = frozenset(self._published)
         return problems
 
     def _write_all(self, permitted: Mapping[str, Grant], *, verify: bool) -> list[str]:
-        held_back = self._held_back([permitted[key][0] for key in permitted.keys() - self._published])
+        changed = {key for key, (_, mounted) in permitted.items() if self._published.get(key) != mounted}
+        held_back = self._held_back([permitted[key][0] for key in changed])
         with self._spec_lock:
-            wanted = permitted.keys() if verify else permitted.keys() - self._published
+            wanted = permitted.keys() if verify else changed
             # What was released since must not come back.
             grants = {key: permitted[key] for key in wanted - held_back.keys() if self._broker.is_live(key)}
             if verify:
@@ -231,34 +233,36 @@ class Keeper:
             older = self._broker.predecessors(allocation)
             if not older:
                 continue
-            key = allocation.key
-            uuid = allocation.gpus[0]
             try:
-                found = self._mpsd.clients([uuid], PRESSED_CLIENTS_S).get(uuid, UNKNOWN_CLIENTS)
+                clients = self._mpsd.clients(allocation.gpus, PRESSED_CLIENTS_S)
             except GpufracError as error:
-                found = GpuClients(error=str(error))
-            alive = [client.pid for client in found.clients if client.allocation_key in older]
-            if found.error:
-                held_back[key] = f"whether its last owner is gone can't be told: {found.error}"
+                clients = dict.fromkeys(allocation.gpus, GpuClients(error=str(error)))
+            unknown, alive = _living(allocation.gpus, clients, older)
+            if unknown:
+                held_back[allocation.key] = f"whether its last owner is gone can't be told: {unknown}"
             elif alive:
-                held_back[key] = f"pid {', '.join(map(str, alive[:5]))} of the share's last owner still uses the GPU"
+                held_back[allocation.key] = f"pid {alive} of the share's last owner still uses the GPU"
         return held_back
 
     def _verify(self, permitted: Mapping[str, Grant]) -> list[str]:
         """Makes the directory exactly what is permitted, whatever was in it."""
         try:
-            applied = self._specs.apply({key: render.spec(*grant) for key, grant in permitted.items()})
+            applied = self._specs.apply({key: self._spec(*grant) for key, grant in permitted.items()})
         except CdiError as error:
             return [str(error)]
-        self._published = set(permitted) - applied.errors.keys()
+        self._published = {key: mounted for key, (_, mounted) in permitted.items() if key not in applied.errors}
         return [str(error) for error in applied.errors.values()]
+
+    def _spec(self, allocation: Allocation, pipe_directory: str) -> Spec:
+        shared_memory = render.shared_memory(allocation, self._broker.config.mps)
+        return render.spec(allocation, pipe_directory, shared_memory)
 
     def _write(self, allocation: Allocation, pipe_directory: str) -> str:
         try:
-            self._specs.put(allocation.key, render.spec(allocation, pipe_directory))
+            self._specs.put(allocation.key, self._spec(allocation, pipe_directory))
         except CdiError as error:
             return str(error)
-        self._published.add(allocation.key)
+        self._published[allocation.key] = pipe_directory
         return ""
 
     def _withdraw(self, key: str) -> str:
@@ -266,7 +270,7 @@ class Keeper:
             self._specs.remove(key)
         except CdiError as error:
             return str(error)
-        self._published.discard(key)
+        self._published.pop(key, None)
         return ""
 
     def _note_spec_error(self, text: str) -> None:
@@ -412,12 +416,11 @@ class Keeper:
 
     def _release(self, allocation: Allocation, clients: Mapping[str, GpuClients], *, pressed: bool) -> str:
         """Releases one allocation; why it stays, or nothing."""
-        found = [clients.get(gpu, UNKNOWN_CLIENTS) for gpu in allocation.gpus]
-        if errors := [gpu.error for gpu in found if gpu.error]:
-            return f"mpsd can't say whether its processes live: {errors[0]}"
-        alive = [client.pid for gpu in found for client in gpu.clients if client.allocation_key == allocation.key]
+        unknown, alive = _living(allocation.gpus, clients, {allocation.key})
+        if unknown:
+            return f"mpsd can't say whether its processes live: {unknown}"
         if alive:
-            return f"its pod is gone but pid {', '.join(map(str, alive[:5]))} still uses the GPU"
+            return f"its pod is gone but pid {alive} still uses the GPU"
         if not self._broker.begin_release(allocation.key, pressed=pressed):
             return ""  # given out again meanwhile
         with self._spec_lock:
@@ -428,7 +431,7 @@ class Keeper:
             self._broker.release(allocation.key)
         except GpufracError as error:
             return str(error)
-        log.info("released", key=allocation.key, resource=allocation.resource, gpu=allocation.gpus[0])
+        log.info("released", key=allocation.key, resource=allocation.resource, group=allocation.group)
         return ""
 
     def _resend_for_stale(self) -> None:
@@ -445,7 +448,7 @@ class Keeper:
         found = self._doubled(holders, set(inspection.view.resources))
         self._markers.keep(inspection.holders.keys())
         # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
-        worth = self._published - self._broker.checkpoint_only() - found.keys()
+        worth = self._published.keys() - self._broker.checkpoint_only() - found.keys()
         worth = self._markers.unverified(key for key, holder in holders.items() if holder.pod_uid and key in worth)
         now_s = self._monotonic()
         if worth and now_s - self._marked_s < MARKERS_S:
@@ -493,6 +496,14 @@ class Keeper:
                     unmarked_clients=tuple(pid for pid in strangers if pid in pids),
                 )
         return views
+
+
+def _living(gpus: Iterable[str], clients: Mapping[str, GpuClients], keys: Collection[str]) -> tuple[str, str]:
+    """Why it can't be told, and the PIDs (some, as text) of processes of these allocations on the GPUs (pure)."""
+    found = [clients.get(gpu, UNKNOWN_CLIENTS) for gpu in gpus]
+    error = next((gpu.error for gpu in found if gpu.error), "")
+    pids = dict.fromkeys(c.pid for gpu in found for c in gpu.clients if c.allocation_key in keys)
+    return error, ", ".join(map(str, list(pids)[:5]))
 
 
 def observation(

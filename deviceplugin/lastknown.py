@@ -8,7 +8,7 @@ from msgspec import structs
 from cdi.atomic import replace_file
 from mpsd.gpu.model import GpuHealth
 from mpsd.log import get_logger
-from mpsd.snapshot import GpuStatus
+from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus
 
 log = get_logger("plugin")
 
@@ -60,6 +60,17 @@ def store(path: str, value: LastKnown) -> None:
 def without_moments(gpus: tuple[GpuStatus, ...]) -> tuple[GpuStatus, ...]:
     """GPUs less what changes from moment to moment: what is worth a durable write (pure)."""
     return tuple(
-        structs.replace(gpu, clients=(), daemon=None, mode=None, reason="" if gpu.health == "ok" else gpu.reason)
+        structs.replace(
+            gpu,
+            clients=(),
+            daemon=_spoken(gpu.daemon) if gpu.daemon is not None else None,
+            mode=None,
+            reason="" if gpu.health == "ok" else gpu.reason,
+        )
         for gpu in gpus
     )
+
+
+def _spoken(daemon: DaemonStatus) -> DaemonStatus:
+    """What is worth knowing of a daemon: with `delivery: both` an answer depends on the protocol it speaks."""
+    return DaemonStatus(state=DaemonState.ABSENT, name=daemon.name, protocol=daemon.protocol)

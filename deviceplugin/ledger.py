@@ -7,6 +7,7 @@ import contextlib
 import os
 
 import msgspec
+from msgspec import structs
 
 from cdi.atomic import DurableDirectory
 from deviceplugin.plan.model import Allocation
@@ -50,7 +51,8 @@ class Ledger:
             if allocation.key + SUFFIX != name or not allocation.gpus or not allocation.device_ids:
                 problems.append(f"cannot use the allocation record {path}: it is not what we would have written")
                 continue
-            allocations.append(allocation)
+            # Versions without groups of GPUs named none: a GPU alone is its own.
+            allocations.append(structs.replace(allocation, group=allocation.group or allocation.gpus[0]))
         return sorted(allocations, key=lambda allocation: allocation.generation), problems
 
     def put(self, allocation: Allocation) -> None:

@@ -41,6 +41,7 @@ def render(status: PluginStatus) -> str:
     gauge("gpu_granted_bytes", "Sum of granted requests.", [({"gpu_uuid": g.uuid}, g.granted_bytes) for g in gpus])
     gauge("gpu_allocations", "Live allocations.", [({"gpu_uuid": g.uuid}, g.allocations) for g in gpus])
     gauge("gpu_blocked", "1 while the GPU takes nothing new.", [({"gpu_uuid": g.uuid}, bool(g.reason)) for g in gpus])
+    gauge("gpu_drained", "1 while an operator drains the GPU.", [({"gpu_uuid": g.uuid}, bool(g.drained)) for g in gpus])
     gauge(
         "resource_registered",
         "1 while registered at the kubelet.",

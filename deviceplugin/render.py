@@ -7,7 +7,8 @@ import msgspec
 
 from cdi.model import ContainerEdits, Device, Mount, Spec
 from deviceplugin.plan.model import Allocation
-from mpsd.config.model import Delivery
+from mpsd.config.model import Delivery, MpsConfig
+from mpsd.daemon.paths import daemon_dirs
 from mpsd.gpu.model import MIB, Mode
 
 VENDOR = "gpufrac.dev"
@@ -17,6 +18,9 @@ MARKER = "GPUFRAC_ALLOCATION"
 
 CONTAINER_PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108
 """Where a CUDA client looks for the daemon when it has lost its environment (MPS protocol 2 default)."""
+
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -34,13 +38,13 @@ def device_name(key: str) -> str:
     return f"s{key}"
 
 
-def spec(allocation: Allocation, pipe_directory: str) -> Spec:
-    """The CDI file of one allocation; `pipe_directory` is the daemon's, on the host."""
+def spec(allocation: Allocation, pipe_directory: str, shared_memory: str = "") -> Spec:
+    """The CDI file of one allocation; directories on the host, see `mounts`."""
     edits = ContainerEdits(
         env=tuple(f"{name}={value}" for name, value in environment(allocation)),
         mounts=tuple(
             Mount(host_path=host, container_path=container, options=("rbind", "rw", "nosuid", "nodev"))
-            for container, host in mounts(allocation, pipe_directory)
+            for container, host in mounts(allocation, pipe_directory, shared_memory)
         ),
     )
     return Spec(kind=KIND, devices=(Device(name=device_name(allocation.key), container_edits=edits),))
@@ -63,21 +67,34 @@ def environment(allocation: Allocation) -> tuple[tuple[str, str], ...]:
         pairs.append(("CUDA_MPS_PIPE_DIRECTORY", CONTAINER_PIPE_DIRECTORY))
         if len(allocation.gpus) == 1:
             # Keyed by the ordinal as the container sees it. On several GPUs a rank that narrows CUDA_VISIBLE_DEVICES
-            # would drop every limit, so there the daemon's default holds.
+            # would drop every limit, so there the daemon's default holds, or the namespace (MPS protocol 3). Beside a
+            # namespace these two are kept: the lower value holds, and the namespace has the same.
             pairs.append(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", f"0={allocation.limit_bytes // MIB}M"))
         if allocation.thread_percent is not None:
             pairs.append(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", str(allocation.thread_percent)))
     return tuple(pairs)
 
 
-def mounts(allocation: Allocation, pipe_directory: str) -> tuple[tuple[str, str], ...]:
-    """(container path, host path) pairs: the daemon's pipe directory where a daemon is used."""
+def mounts(allocation: Allocation, pipe_directory: str, shared_memory: str = "") -> tuple[tuple[str, str], ...]:
+    """(container path, host path) pairs, none where no daemon is used.
+
+    Args:
+        pipe_directory: the daemon's, or that of the allocation's namespace.
+        shared_memory: what the daemon sees as /dev/shm, empty for the node's (`mps.sharedMemory`). It takes the place
+            of the pod's own, and tenants of the daemon share it.
+    """
     if allocation.mode is not Mode.SM_SHARING:
         return ()
-    return ((CONTAINER_PIPE_DIRECTORY, pipe_directory),)
+    pairs = ((CONTAINER_PIPE_DIRECTORY, pipe_directory),)
+    return (*pairs, (SHARED_MEMORY, shared_memory)) if shared_memory else pairs
 
 
-def answer(allocation: Allocation, pipe_directory: str) -> Answer:
+def shared_memory(allocation: Allocation, mps: MpsConfig) -> str:
+    """The directory on the host that the allocation's daemon sees as /dev/shm, empty for the node's."""
+    return daemon_dirs(mps, allocation.group).shared_memory if mps.shared_memory else ""
+
+
+def answer(allocation: Allocation, pipe_directory: str, shared_memory: str = "") -> Answer:
     """What the kubelet caches and replays for the pod's whole life: names that stay valid until the release."""
     names = tuple(f"{allocation.gpu_kind}={uuid}" for uuid in allocation.gpus) if allocation.gpu_kind else ()
     names = (*names, f"{KIND}={device_name(allocation.key)}")
@@ -88,7 +105,7 @@ def answer(allocation: Allocation, pipe_directory: str) -> Answer:
     envs = tuple(
         (k, ",".join(allocation.gpus) if k == "NVIDIA_VISIBLE_DEVICES" else v) for k, v in environment(allocation)
     )
-    return Answer(names, envs, mounts(allocation, pipe_directory), annotations)
+    return Answer(names, envs, mounts(allocation, pipe_directory, shared_memory), annotations)
 
 
 def key_of_device(qualified_name: str) -> str | None:

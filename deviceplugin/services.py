@@ -5,13 +5,16 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from cdi.writer import SpecDirectory
 from deviceplugin import lastknown, render
 from deviceplugin.broker import Broker
+from deviceplugin.clients import clients, targets
+from deviceplugin.drains import Drain
 from deviceplugin.gpudevices import DeviceChooser
 from deviceplugin.keeper import Keeper
 from deviceplugin.kubelet.podresources import PodResourcesClient
@@ -21,7 +24,7 @@ from deviceplugin.metrics import MetricsServer
 from deviceplugin.status import PluginStatus, plugin_status
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
-from mpsd.errors import GpufracError
+from mpsd.errors import GpufracError, ProtocolError
 from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.server import LocalServer
 from mpsd.log import get_logger
@@ -32,6 +35,8 @@ log = get_logger("plugin")
 
 WATCH_TIMEOUT_S = 20.0
 RECONNECT_S = 0.2
+
+T = TypeVar("T")
 
 
 class Part(Protocol):
@@ -77,7 +82,17 @@ class Services:
         self._stop = threading.Event()
         self._parts: list[Part] = [
             self._keeper,
-            LocalServer(config.plugin_socket, {"status": self._status, "allocations": self._allocations}),
+            LocalServer(
+                config.plugin_socket,
+                {
+                    "status": self._status,
+                    "allocations": self._allocations,
+                    "clients": self._clients,
+                    "targets": self._targets,
+                    "drain": self._drain,
+                    "undrain": self._undrain,
+                },
+            ),
             DirectoryWatch(os.path.dirname(self._kubelet_path), self._kubelet_hint),
             ConfigWatcher(config_path, self._on_config, self._on_config_error, current=config),
         ]
@@ -125,6 +140,26 @@ class Services:
 
     def _allocations(self, params: Mapping[str, object]) -> object:
         return self.status().allocations
+
+    def _clients(self, params: Mapping[str, object]) -> object:
+        self._keeper.name_holders()
+        return clients(self._broker.inspect())
+
+    def _targets(self, params: Mapping[str, object]) -> object:
+        asked = _params(params, _Pod)
+        self._keeper.name_holders()
+        return targets(self._broker.inspect(), asked.pod, asked.container)
+
+    def _drain(self, params: Mapping[str, object]) -> Drain:
+        asked = _params(params, _DrainGpu)
+        drain = self._broker.drain(asked.gpu, asked.reason)
+        log.info("GPU drained", gpu=drain.gpu, reason=drain.text)
+        return drain
+
+    def _undrain(self, params: Mapping[str, object]) -> None:
+        gpu = _params(params, _Gpu).gpu
+        self._broker.undrain(gpu)
+        log.info("GPU undrained", gpu=gpu)
 
     def _housekeeping(self) -> None:
         self._devices.choose_if_due()
@@ -190,6 +225,26 @@ class Services:
     def _on_config_error(self, error: str) -> None:
         self._config_error = error
         log.error("the new config is not usable; the old one stays in force", error=error)
+
+
+class _Gpu(msgspec.Struct, forbid_unknown_fields=True):
+    gpu: str
+
+
+class _DrainGpu(_Gpu):
+    reason: str = ""
+
+
+class _Pod(msgspec.Struct, forbid_unknown_fields=True):
+    pod: str
+    container: str | None = None
+
+
+def _params(params: Mapping[str, object], shape: type[T]) -> T:
+    try:
+        return msgspec.convert(params, shape)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"cannot use the parameters: {error}") from error
 
 
 FIXED = ("kubelet_root", "state_root", "backend", "simulated", "metrics_address")

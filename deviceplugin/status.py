@@ -5,11 +5,13 @@ from typing import Protocol
 
 import msgspec
 
-from deviceplugin.broker import Inspection, start_objection
+from deviceplugin.broker import Inspection
 from deviceplugin.keeper import Report
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.model import Allocation, GpuView, GroupView
+from deviceplugin.plan.start import loosened, start_objection
 from deviceplugin.presence import Holder
 from mpsd.config.model import Enforcement
+from mpsd.groups import group_of
 
 RENAME = "camel"
 
@@ -17,11 +19,12 @@ RENAME = "camel"
 class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """One allocation. `state`: attached (its container may start, or runs), waiting (it may not start now, see reason;
     one that runs goes on), leaving (its pod is gone). `enforcement` is what holds for the container as found, not as
-    planned."""
+    planned. Bytes are per GPU."""
 
     key: str
     resource: str
     device_ids: tuple[str, ...] = msgspec.field(name="deviceIDs")
+    group: str
     gpus: tuple[str, ...]
     request_bytes: int
     limit_bytes: int
@@ -38,7 +41,8 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """One resource: what is listed, what can still be had, and why not more. `reasons`: GPU UUID -> reason."""
+    """One resource: what is listed, what can still be had, and why not more. `reasons`: GPU UUID or group -> reason.
+    `enforcement` is the level that holds wherever it is offered."""
 
     name: str
     mode: str
@@ -54,10 +58,13 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
 
 
 class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """What is granted on one GPU. Negative `free_bytes`: over-committed."""
+    """What is granted on one GPU. Negative `free_bytes`: over-committed. `group` is the declared group it is in, empty
+    for a GPU alone; `drained` says since when an operator drains it and why, `reason` why it takes nothing new."""
 
     uuid: str
     index: int
+    group: str
+    drained: str
     usable_bytes: int
     granted_bytes: int
     free_bytes: int
@@ -104,16 +111,18 @@ def allocation_status(allocation: Allocation, inspection: Inspection, report: Re
         state = "leaving"
         reason = report.release_blocked.get(allocation.key, "its pod is gone; it is released after a short grace")
     elif allocation.key in report.published:
+        unenforced = unenforced or loosened(allocation, gpus)
         state, reason = "attached", unenforced
     else:
         state = "waiting"
         reason = report.held_back.get(allocation.key, "") or inspection.absence
-        reason = reason or start_objection(allocation, gpus.get(allocation.gpus[0])) or report.spec_error
+        reason = reason or start_objection(allocation, gpus) or report.spec_error
         reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
     return AllocationStatus(
         key=allocation.key,
         resource=allocation.resource,
         device_ids=allocation.device_ids,
+        group=allocation.group,
         gpus=allocation.gpus,
         request_bytes=allocation.request_bytes,
         limit_bytes=allocation.limit_bytes,
@@ -144,7 +153,7 @@ def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registratio
             ResourceStatus(
                 name=name,
                 mode=view.resource.mode,
-                enforcement=view.enforcement,
+                enforcement=Enforcement.NONE if view.unheld else view.enforcement,
                 minimum=view.resource.enforcement,
                 registration=session.state if session else "starting",
                 registration_error=session.error if session else "",
@@ -152,7 +161,7 @@ def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registratio
                 healthy=advertisement.healthy if advertisement else 0,
                 held=len(held.get(name, ())),
                 reason=advertisement.reason if advertisement else view.closed,
-                reasons=dict(advertisement.gpu_reasons) if advertisement else {},
+                reasons=dict(advertisement.group_reasons) if advertisement else {},
             )
         )
     return tuple(rows)
@@ -160,23 +169,35 @@ def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registratio
 
 def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
     """All GPUs by index."""
+    groups = inspection.view.groups
+    waiting, listed = (group_of(v.group for v in groups.values() if bool(v.unlisted) is late) for late in (True, False))
+    owners = waiting | listed
     rows = []
     for gpu in inspection.view.gpus.values():
         granted, mode, count = inspection.held[gpu.uuid]
         over = "over-committed: it takes nothing new until it fits" if granted > gpu.usable_bytes else ""
+        owner = owners.get(gpu.uuid)
+        whole = groups[owner.name] if owner is not None else gpu
+        drain = inspection.drained.get(gpu.uuid)
         rows.append(
             GpuAccount(
                 uuid=gpu.uuid,
                 index=gpu.index,
+                group=owner.name if owner is not None and owner.declared else "",
+                drained=drain.text if drain is not None else "",
                 usable_bytes=gpu.usable_bytes,
                 granted_bytes=granted,
                 free_bytes=gpu.usable_bytes - granted,
                 allocations=count,
                 mode=mode,
-                reason=gpu.lost or gpu.blocked or gpu.waiting or over or gpu.daemon_waiting,
+                reason=_takes_nothing(gpu) or over or _takes_nothing(whole),
             )
         )
     return tuple(rows)
+
+
+def _takes_nothing(view: GpuView | GroupView) -> str:
+    return view.lost or view.blocked or view.waiting or view.daemon_waiting
 
 
 def plugin_status(

@@ -6,7 +6,9 @@ usage: hack/bench [--rounds N]
 import argparse
 import contextlib
 import os
+import select
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 
@@ -26,6 +29,7 @@ from mpsd.config.load import parse_config
 from mpsd.errors import GpufracError
 from mpsd.localapi.client import MpsdClient
 
+T = TypeVar("T")
 CONFIG = """
 apiVersion: gpufrac.dev/v1
 kind: NodeConfig
@@ -245,8 +249,62 @@ def bench_idle(seconds: float) -> None:
         node.close()
 
 
+def bench_crash(gpus: int) -> None:
+    """From the kill of a daemon to its GPU's CDI file withdrawn and its free shares Unhealthy, one sample per GPU."""
+    node = Node(SHARES, ["80Gi"] * gpus)
+    try:
+        node.spawn("mpsd")
+        node.wait_daemons()
+        node.spawn("plugin")
+        name = "gpufrac.dev/gpu-1gi"
+        node.registry.wait(lambda: sum(d.health == "Healthy" for d in node.registry.devices.get(name, ())) >= 48 * gpus)
+        mpsd = MpsdClient(f"{node.root}/run/mpsd.sock")
+        first = {d.ID.partition("::")[0]: d.ID for d in reversed(node.registry.devices[name])}
+        withdrawn, exits = [], []
+        for gpu in mpsd.snapshot().gpus:
+            request = pb.ContainerAllocateRequest(devices_ids=[first[gpu.info.uuid]])
+            answer = node.registry.plugins[name].Allocate(pb.AllocateRequest(container_requests=[request]), timeout=10)
+            key = answer.container_responses[0].cdi_devices[-1].name.rpartition("=s")[2]
+            (file,) = _await(lambda key=key: list(Path(node.root, "cdi").glob(f"*{key}*")))  # type: ignore[misc]
+            assert gpu.daemon is not None
+            assert gpu.daemon.pid is not None
+            os.kill(gpu.daemon.pid, signal.SIGKILL)
+            killed_s = time.perf_counter()
+            _await(lambda file=file: not file.exists())  # type: ignore[misc]
+            withdrawn.append(time.perf_counter() - killed_s)
+            exits.append(exit_wakeup_s())
+        print(f"-- {gpus} daemons killed")
+        for part, label in ((0.5, "p50"), (1.0, "max")):
+            floor_s = percentile(exits, part)
+            show(f"daemon killed -> CDI file gone {label}", percentile(withdrawn, part), floor_s, "event, no poll")
+    finally:
+        node.close()
+
+
+def exit_wakeup_s() -> float:
+    """How long a process that is killed takes to wake who waits for it."""
+    child = subprocess.Popen(["sleep", "60"])
+    descriptor = os.pidfd_open(child.pid)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    took_s = timed(lambda: (child.kill(), poll.poll()))
+    os.close(descriptor)
+    child.wait()
+    return took_s
+
+
+def _await(done: Callable[[], T], timeout_s: float = 30.0) -> T:
+    """Looks without a pause, so that the look itself adds nothing to what is measured."""
+    until_s = time.monotonic() + timeout_s
+    while not (found := done()):
+        if time.monotonic() > until_s:
+            raise SystemExit("bench: what was waited for did not happen")
+    return found
+
+
 def bench_preferred(rounds: int) -> None:
     from deviceplugin.broker import Broker
+    from deviceplugin.drains import Drains
     from deviceplugin.ledger import Ledger
     from mpsd.config.model import GIB
     from mpsd.gpu.model import MIB, GpuHealth, GpuInfo
@@ -255,7 +313,7 @@ def bench_preferred(rounds: int) -> None:
     with tempfile.TemporaryDirectory(prefix="gfb-", dir="/tmp") as root:
         text = CONFIG.format(resources=UNITS, root=root, gpus="{memory: 80Gi}")
         ledger = Ledger(f"{root}/ledger")
-        broker = Broker(parse_config(text, "bench"), ledger)
+        broker = Broker(parse_config(text, "bench"), ledger, Drains(f"{root}/drains.json"))
         ready = DaemonStatus(state=DaemonState.READY, pipe_directory="/x", pinned_limit_bytes=80 * GIB)
         gpus = [
             GpuStatus(
@@ -313,6 +371,7 @@ def main() -> None:
     bench_start(options.rounds)
     bench_preferred(options.rounds)
     bench_allocate(options.gpus)
+    bench_crash(options.gpus)
     bench_idle(options.idle_s)
 
 

@@ -1,10 +1,17 @@
 """Values for tests: small node views with sensible defaults."""
 
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from deviceplugin import ids
 from deviceplugin.plan.model import Allocation, NodeView, allocation_key
 from deviceplugin.plan.view import gpu_view, node_view
 from mpsd.config.model import GIB, Enforcement, FixedMemory, FractionMemory, Memory, NodeConfig, Resource, UnitMemory
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, Mode
-from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
+from mpsd.groups import group_of, groups
+from mpsd.plan import namespace_of, plan
+from mpsd.snapshot import Attached, DaemonState, DaemonStatus, Desired, GpuStatus, Snapshot
 
 
 def uuid(index: int) -> str:
@@ -53,35 +60,74 @@ def status(gpu: GpuInfo, **changes: object) -> GpuStatus:
     fields: dict[str, object] = {
         "info": gpu,
         "health": GpuHealth.OK,
+        "group": gpu.uuid,
         "daemon": ready(),
         "driver_compute_mode": ComputeMode.DEFAULT,
     }
-    return GpuStatus(**(fields | changes))  # type: ignore[arg-type]
+    made = GpuStatus(**(fields | changes))  # type: ignore[arg-type]
+    if made.daemon is None or made.daemon.name:
+        return made
+    return structs.replace(made, daemon=structs.replace(made.daemon, name=made.group))
+
+
+def reported(
+    cfg: NodeConfig, infos: Sequence[GpuInfo], desired: Desired, given: DaemonStatus | None = None
+) -> list[GpuStatus]:
+    """What an mpsd reports that has done all that is desired.
+
+    `given` is each group's daemon, its name aside; None: ready, with the default limit that mpsd would set.
+    """
+    owners = group_of(groups(cfg, infos, {a.group: a.gpus for a in desired.allocations}))
+    plans = {p.group.name: p.spec for p in plan(cfg, infos, desired.allocations, lambda _: 2)}
+    modes = {gpu: a.mode for a in desired.allocations for gpu in a.gpus}
+    found = []
+    for gpu in infos:
+        group = owners[gpu.uuid].name
+        daemon = given or structs.replace(ready(), pinned_limit_bytes=plans[group].pinned_limit_bytes)
+        own = [a for a in desired.allocations if a.group == group and a.mode is Mode.SM_SHARING]
+        attached = tuple(Attached(a.key, f"/run/ns/{namespace_of(a).name}", a.limit_bytes) for a in own)
+        made = structs.replace(daemon, name=group, attached=attached if daemon.protocol == 3 else ())
+        found.append(status(gpu, group=group, daemon=made, mode=modes.get(gpu.uuid)))
+    return found
 
 
 def snapshot(*gpus: GpuStatus, generation: int = 1) -> Snapshot:
     return Snapshot(instance="test", generation=generation, driver_version="580.95.05", gpus=gpus)
 
 
-def node(cfg: NodeConfig, *gpus: GpuInfo, **changes: str) -> NodeView:
-    return node_view(cfg, [gpu_view(status(gpu), cfg, **changes) for gpu in gpus])
+def node(
+    cfg: NodeConfig,
+    *gpus: GpuInfo,
+    held: Mapping[str, tuple[str, ...]] | None = None,
+    protocol: int = 2,
+    **reasons: str,
+) -> NodeView:
+    """A node's view; reasons are every GPU's."""
+    views = [gpu_view(status(gpu), cfg, protocol=protocol, **reasons) for gpu in gpus]
+    return node_view(cfg, views, held, complete=True)
 
 
 def allocation(
-    name: str, *device_ids: str, gib: int = 8, generation: int = 1, mode: Mode = Mode.SM_SHARING
+    name: str,
+    *device_ids: str,
+    gib: int = 8,
+    generation: int = 1,
+    mode: Mode = Mode.SM_SHARING,
+    gpus: tuple[str, ...] = (),
 ) -> Allocation:
-    from deviceplugin.plan.accounts import gpus_of
-
-    ids = tuple(sorted(device_ids))
+    """`gpus` are those of a declared group."""
+    shares = tuple(sorted(device_ids))
     resource_name = f"gpufrac.dev/{name}"
+    (group,) = ids.groups_of(shares)
     return Allocation(
-        key=allocation_key(resource_name, ids, generation),
+        key=allocation_key(resource_name, shares, generation),
         resource=resource_name,
-        device_ids=ids,
+        device_ids=shares,
         generation=generation,
-        gpus=gpus_of(ids),
-        request_bytes=gib * GIB * len(ids),
-        limit_bytes=gib * GIB * len(ids),
+        group=group,
+        gpus=gpus or (group,),
+        request_bytes=gib * GIB * len(shares),
+        limit_bytes=gib * GIB * len(shares),
         share_bytes=gib * GIB,
         memory_total_bytes=80 * GIB,
         mode=mode,

@@ -8,16 +8,19 @@ from cdi.errors import CdiError, SpecFileError
 from cdi.model import Spec
 from cdi.writer import Applied
 from deviceplugin.broker import Broker
+from deviceplugin.drains import Drains
 from deviceplugin.ids import device_id
 from deviceplugin.keeper import Keeper
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation
 from deviceplugin.status import PluginStatus, plugin_status
+from mpsd.config.model import NodeConfig
 from mpsd.errors import NotReachableError
+from mpsd.gpu.model import GpuInfo
 from mpsd.processes import PodProcess
 from mpsd.snapshot import DaemonStatus, Desired, GpuClient, GpuClients
-from tests.builders import config, fixed, info, ready, resource, snapshot, status, units, uuid
+from tests.builders import config, fixed, info, reported, resource, snapshot, units, uuid
 
 SHARE = device_id(uuid(0), 0)
 CONFIG = config(resource("a", fixed(8)), resource("b", fixed(40)), resource("u", units()))
@@ -87,15 +90,19 @@ class FakeKubelet:
 class World:
     """A keeper with fakes around it and a clock that is set by hand."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, cfg: NodeConfig = CONFIG, gpus: int = 2) -> None:
         self.now_s = 100.0
+        self.infos: list[GpuInfo] = [info(index) for index in range(gpus)]
+        self.daemon: DaemonStatus | None = None
+        """What mpsd reports of its daemons where a test does not say; None: ready."""
         self.root = directory / "kubelet"
         (self.root / "device-plugins").mkdir(parents=True)
         (self.root / "pods").mkdir()
         self.start_kubelet()
         self.write_checkpoint([])
         self.ledger = Ledger(str(directory / "ledger"))
-        self.broker = Broker(CONFIG, self.ledger, monotonic=lambda: self.now_s)
+        self.drains_path = str(directory / "drains.json")
+        self.broker = self.open_broker(cfg)
         self.specs, self.mpsd, self.kubelet = FakeSpecs(), FakeMpsd(), FakeKubelet()
         self.processes: dict[str, list[PodProcess]] = {}
         self.keeper = Keeper(
@@ -111,6 +118,10 @@ class World:
         self.keeper.observe()  # the kubelet that is there when we start
         self.keeper.observe()
 
+    def open_broker(self, cfg: NodeConfig) -> Broker:
+        """A broker of what is on disk, as a plugin that starts has it."""
+        return Broker(cfg, self.ledger, Drains(self.drains_path), monotonic=lambda: self.now_s, wall=lambda: self.now_s)
+
     def start_kubelet(self) -> None:
         """A new kubelet: its registration socket is another file."""
         new = self.root / "device-plugins" / "new"
@@ -118,11 +129,10 @@ class World:
         new.rename(self.root / "device-plugins" / "kubelet.sock")
 
     def tell(self, daemon: DaemonStatus | None = None) -> None:
-        """mpsd reports, with modes as the broker wants them."""
-        modes = {gpu.uuid: gpu.mode for gpu in self.broker.desired().gpus}
-        self.broker.observe_snapshot(
-            snapshot(*(status(info(i), daemon=daemon or ready(), mode=modes.get(uuid(i))) for i in (0, 1)))
-        )
+        """mpsd reports all done that the broker wants."""
+        desired = self.broker.desired()
+        gpus = reported(self.broker.config, self.infos, desired, daemon or self.daemon)
+        self.broker.observe_snapshot(snapshot(*gpus))
 
     def grant(self, name: str = "a", *ids: str) -> Allocation:
         outcome = self.broker.allocate(f"gpufrac.dev/{name}", ids or (SHARE,), self.keeper.recheck)

@@ -9,12 +9,13 @@ import grpc
 from deviceplugin import render
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
-from deviceplugin.broker import Broker
+from deviceplugin.broker import Broker, desired_allocation
 from deviceplugin.ledger import LedgerError
 from deviceplugin.plan.advertise import Advertisement
 from deviceplugin.plan.model import Allocation, Device, Refusal, RefusalCode
 from mpsd.config.model import MAX_ADVERTISED_DEVICES
-from mpsd.daemon.paths import daemon_dirs
+from mpsd.daemon.paths import daemon_dirs, mount_directory
+from mpsd.plan import namespace_of
 
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 STREAM_WAIT_S = 60.0
@@ -110,7 +111,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
     def _answer(self, allocation: Allocation) -> pb.ContainerAllocateResponse:
-        answer = render.answer(allocation, daemon_dirs(self._broker.config.mps, allocation.gpus[0]).pipe)
+        shared_memory = render.shared_memory(allocation, self._broker.config.mps)
+        answer = render.answer(allocation, self._pipe_directory(allocation), shared_memory)
         return pb.ContainerAllocateResponse(
             envs=dict(answer.envs),
             mounts=[pb.Mount(container_path=inside, host_path=host) for inside, host in answer.mounts],
@@ -118,12 +120,19 @@ class DevicePlugin(rpc.DevicePluginServicer):
             cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi_devices],
         )
 
+    def _pipe_directory(self, allocation: Allocation) -> str:
+        """What the container will mount, told before it is there: it is fixed by names alone."""
+        dirs = daemon_dirs(self._broker.config.mps, allocation.group)
+        if self._broker.protocol(allocation.gpus[0]) == 2:
+            return dirs.pipe
+        return mount_directory(dirs, namespace_of(desired_allocation(allocation)).name)
+
 
 @lru_cache(maxsize=2 * MAX_ADVERTISED_DEVICES)
 def _one_device(device: Device) -> bytes:
     """A list of one device, serialised. Messages of a repeated field may be joined as bytes."""
-    numa = device.numa_node
-    topology = None if numa is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=numa)])
+    nodes = [pb.NUMANode(ID=node) for node in device.numa_nodes]
+    topology = pb.TopologyInfo(nodes=nodes) if nodes else None
     message = pb.Device(ID=device.id, health=HEALTH[device.healthy], topology=topology)
     return pb.ListAndWatchResponse(devices=[message]).SerializeToString()
 

@@ -1,12 +1,11 @@
 """Who holds what on this node: the sums that every decision rests on (pure state, no I/O).
 
 Shares are counted once however many allocations name them: a kubelet gives an init container's IDs to later containers
-of the pod again, alone or among more.
+of the pod again, alone or among more. A share of a group counts on each of its GPUs.
 """
 
 from collections.abc import Iterator, Mapping
 
-from deviceplugin import ids
 from deviceplugin.plan.model import Allocation
 from mpsd.gpu.model import Mode
 
@@ -41,9 +40,10 @@ class Accounts:
         self._by_key[allocation.key] = allocation
         for share in allocation.device_ids:
             holders = self._by_share.setdefault((allocation.resource, share), [])
-            before = _held_bytes(holders)
+            for gpu in allocation.gpus:
+                more = max(0, allocation.share_bytes - _held_bytes(holders, gpu))
+                self._granted_bytes[gpu] = self._granted_bytes.get(gpu, 0) + more
             holders.append(allocation)
-            self._change(allocation.gpus, _held_bytes(holders) - before)
         for gpu in allocation.gpus:
             self._by_gpu.setdefault(gpu, {})[allocation.key] = allocation
 
@@ -55,9 +55,9 @@ class Accounts:
         self._vacated.discard(key)
         for share in allocation.device_ids:
             holders = self._by_share[allocation.resource, share]
-            before = _held_bytes(holders)
             holders.remove(allocation)
-            self._change(allocation.gpus, _held_bytes(holders) - before)
+            for gpu in allocation.gpus:
+                self._granted_bytes[gpu] -= max(0, allocation.share_bytes - _held_bytes(holders, gpu))
             if not holders:
                 del self._by_share[allocation.resource, share]
         for gpu in allocation.gpus:
@@ -86,9 +86,13 @@ class Accounts:
         """The mode the GPU is bound to; None when no allocation is on it."""
         return next((allocation.mode for allocation in self.on_gpu(gpu).values()), None)
 
-    def share_bytes(self, resource: str, share: str) -> int:
-        """What a share counts now, 0 when it is free."""
-        return _held_bytes(self._by_share.get((resource, share), ()))
+    def share_bytes(self, resource: str, share: str, gpu: str) -> int:
+        """What a share counts on a GPU now, 0 when it is free."""
+        return _held_bytes(self._by_share.get((resource, share), ()), gpu)
+
+    def held_groups(self) -> dict[str, tuple[str, ...]]:
+        """The groups that live allocations were granted on, each with its GPUs."""
+        return {allocation.group: allocation.gpus for allocation in self._by_key.values()}
 
     def newest(self, resource: str, device_ids: tuple[str, ...]) -> Allocation | None:
         """The newest live allocation of exactly these shares."""
@@ -110,15 +114,6 @@ class Accounts:
         """Names of the resources with live allocations."""
         return {allocation.resource for allocation in self._by_key.values()}
 
-    def _change(self, gpus: tuple[str, ...], delta_bytes: int) -> None:
-        for gpu in gpus:
-            self._granted_bytes[gpu] = self._granted_bytes.get(gpu, 0) + delta_bytes
 
-
-def _held_bytes(holders: "list[Allocation] | tuple[()]") -> int:
-    return max((allocation.share_bytes for allocation in holders), default=0)
-
-
-def gpus_of(device_ids: tuple[str, ...]) -> tuple[str, ...]:
-    """The GPUs that IDs name, each once, in the order they first appear. Raises ProtocolError for a foreign ID."""
-    return tuple(dict.fromkeys(ids.gpu_of(identifier) for identifier in device_ids))
+def _held_bytes(holders: "list[Allocation] | tuple[()]", gpu: str) -> int:
+    return max((allocation.share_bytes for allocation in holders if gpu in allocation.gpus), default=0)

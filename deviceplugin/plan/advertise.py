@@ -10,8 +10,9 @@ import msgspec
 
 from deviceplugin import ids
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.model import Device, DeviceList, GpuView, NodeView, ResourceView
-from deviceplugin.plan.view import numa_node
+from deviceplugin.plan.enforcement import one_limit_conflict
+from deviceplugin.plan.model import Device, DeviceList, GroupView, NodeView, ResourceView
+from deviceplugin.plan.view import numa_nodes
 from mpsd.config.model import UnitMemory
 from mpsd.gpu.model import Mode
 
@@ -21,12 +22,13 @@ NOTHING = DeviceList((), ())
 class Advertisement(msgspec.Struct, frozen=True):
     """What a resource lists. `reason` says why nothing more can be had, empty while something can.
 
-    `gpu_reasons` says the same per GPU; `offer` is the GPU whose free units are on offer (unit resources only).
+    `group_reasons` says the same per group (a GPU's UUID, or the name of a declared one); `offer` is the GPU whose free
+    units are on offer (unit resources only).
     """
 
     devices: tuple[Device, ...]
     reason: str = ""
-    gpu_reasons: tuple[tuple[str, str], ...] = ()
+    group_reasons: tuple[tuple[str, str], ...] = ()
     offer: str | None = None
 
     @property
@@ -43,49 +45,55 @@ def advertise(view: ResourceView, node: NodeView, accounts: Accounts, offer: str
             earlier ones got.
     """
     held = accounts.held_shares(view.name)
-    held_by_gpu: dict[str, list[str]] = {}
+    held_by_group: dict[str, list[str]] = {}
     for share in held:
-        held_by_gpu.setdefault(ids.gpu_of(share), []).append(share)
-    fits = {uuid: free_fit(view, node.gpus[uuid], node, accounts) for uuid in view.device_ids if uuid in node.gpus}
-    room = {uuid: _available(view, uuid, count, held) for uuid, (count, _) in fits.items()}
+        held_by_group.setdefault(ids.group_of(share), []).append(share)
+    fits = {name: free_fit(view, node.groups[name], node, accounts) for name in view.device_ids}
+    room = {name: _available(view, name, count, held) for name, (count, _) in fits.items()}
     unit = isinstance(view.resource.memory, UnitMemory)
     if unit and (offer is None or not room.get(offer)):
-        offer = max(room, key=lambda uuid: room[uuid], default=None)
+        offer = max(room, key=lambda name: room[name], default=None)
     devices: list[Device] = []
-    for uuid in dict.fromkeys((*view.device_ids, *held_by_gpu)):
-        gpu = node.gpus.get(uuid)
-        offered = not unit or uuid == offer
-        free = room.get(uuid, 0) if offered else 0
-        lost = node.complete if gpu is None else bool(gpu.lost)
-        devices.extend(_gpu_devices(view, uuid, gpu, lost, held, held_by_gpu.get(uuid, []), free, offered))
-    reasons = tuple((uuid, reason) for uuid, (_, reason) in fits.items() if reason) + tuple(view.unfit.items())
+    for name in dict.fromkeys((*view.device_ids, *held_by_group)):
+        offered = not unit or name == offer
+        free = room.get(name, 0) if offered else 0
+        held_here = held_by_group.get(name, [])
+        devices.extend(_group_devices(view, name, node.groups.get(name), held, held_here, free, offered))
+    reasons = tuple((name, reason) for name, (_, reason) in fits.items() if reason) + tuple(view.unfit.items())
     reason = view.closed
     if not reason and not any(room.values()):
         reason = reasons[0][1] if reasons else "all of its shares are taken"
     return Advertisement(tuple(devices), reason, reasons, offer if unit else None)
 
 
-def free_fit(view: ResourceView, gpu: GpuView, node: NodeView, accounts: Accounts) -> tuple[int, str]:
-    """How many more shares the GPU has memory and clients for; with 0 comes the reason."""
+def free_fit(view: ResourceView, group: GroupView, node: NodeView, accounts: Accounts) -> tuple[int, str]:
+    """How many more shares the group has memory and clients for; with 0 comes the reason."""
     mode = view.resource.mode
-    if reason := _takes_nothing(view, gpu):
+    if reason := _takes_nothing(view, group):
         return 0, reason
-    bound = accounts.mode(gpu.uuid)
-    if bound is not None and bound is not mode:
-        return 0, f"it is bound to {bound} by {_count(len(accounts.on_gpu(gpu.uuid)), 'allocation')}"
-    size = view.sizes.get(gpu.uuid)
+    size = view.sizes.get(group.name)
     if size is None:
-        return 0, view.unfit.get(gpu.uuid, "it is not open to this resource")
-    clients = client_room(mode, gpu.uuid, node, accounts)
-    if clients <= 0:
-        return 0, f"its {node.client_limit} MPS clients are taken"
-    free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
-    count = max(0, free_bytes // size.request_bytes)
-    if count == 0:
-        state = "over-committed" if free_bytes < 0 else "its memory is taken by other shares"
-        return 0, f"{state}: {max(0, free_bytes) >> 20} MiB of {gpu.usable_bytes >> 20} MiB free"
-    # One container may take any number of units, but each fixed share is a client of its own.
-    return (count if isinstance(view.resource.memory, UnitMemory) else min(count, clients)), ""
+        return 0, view.unfit.get(group.name, "it is not open to this resource")
+    fits = []
+    for gpu in group.members:
+        bound = accounts.mode(gpu.uuid)
+        if bound is not None and bound is not mode:
+            held_by = _count(len(accounts.on_gpu(gpu.uuid)), "allocation")
+            return 0, group.of_member(gpu, f"it is bound to {bound} by {held_by}")
+        clients = client_room(mode, gpu.uuid, node, accounts)
+        if clients <= 0:
+            return 0, group.of_member(gpu, f"its {node.client_limit} MPS clients are taken")
+        free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
+        count = max(0, free_bytes // size.request_bytes)
+        if count == 0:
+            state = "over-committed" if free_bytes < 0 else "its memory is taken by other shares"
+            free = f"{max(0, free_bytes) >> 20} MiB of {gpu.usable_bytes >> 20} MiB free"
+            return 0, group.of_member(gpu, f"{state}: {free}")
+        # One container may take any number of units, but each fixed share is a client of its own.
+        fits.append(count if isinstance(view.resource.memory, UnitMemory) else min(count, clients))
+    if reason := one_limit_conflict(view, group, accounts):
+        return 0, reason
+    return min(fits, default=0), ""
 
 
 def client_room(mode: Mode, uuid: str, node: NodeView, accounts: Accounts) -> int:
@@ -95,29 +103,29 @@ def client_room(mode: Mode, uuid: str, node: NodeView, accounts: Accounts) -> in
     return node.client_limit - len(accounts.on_gpu(uuid))
 
 
-def _available(view: ResourceView, uuid: str, fit: int, held: Mapping[str, bool]) -> int:
+def _available(view: ResourceView, name: str, fit: int, held: Mapping[str, bool]) -> int:
     """How many free listed shares can be Healthy; those only waiting for release count as free."""
     if fit == 0:
         return 0
-    return min(fit, len(view.device_ids[uuid]) - sum(1 for share in held if view.gpu_of.get(share) == uuid))
+    return min(fit, len(view.device_ids[name]) - sum(1 for share in held if view.group_of.get(share) == name))
 
 
-def _gpu_devices(
+def _group_devices(
     view: ResourceView,
-    uuid: str,
-    gpu: GpuView | None,
-    lost: bool,
+    name: str,
+    group: GroupView | None,
     held: Mapping[str, bool],
     held_here: list[str],
     free: int,
     offered: bool,
 ) -> Iterable[Device]:
-    """The devices of one GPU in slot order, then held ones that the config no longer lists."""
-    listed = view.devices.get(uuid, NOTHING)
+    """The devices of one group in slot order, then held ones that the config no longer lists."""
+    listed = view.devices.get(name, NOTHING)
     if not held_here and free in (0, len(listed.healthy)):
         return listed.healthy if free else listed.unhealthy
+    lost = group is not None and bool(group.lost)
     # A share whose pod is gone, but which we still count, may be taken again unless the GPU takes nothing new.
-    vacated_healthy = offered and gpu is not None and not _takes_nothing(view, gpu)
+    vacated_healthy = offered and group is not None and not _takes_nothing(view, group)
     devices = []
     for well, ill in zip(listed.healthy, listed.unhealthy, strict=True):
         at_kubelet = held.get(well.id)
@@ -127,15 +135,15 @@ def _gpu_devices(
         else:
             healthy = not lost and (at_kubelet or vacated_healthy)
         devices.append(well if healthy else ill)
-    extra = [share for share in held_here if share not in view.gpu_of]
-    numa = None if gpu is None else numa_node(view.resource, gpu)
+    extra = [share for share in held_here if share not in view.group_of]
+    numa = () if group is None else numa_nodes(view.resource, group)
     devices += [Device(share, not lost and held[share], numa) for share in sorted(extra, key=ids.slot_of)]
     return devices
 
 
-def _takes_nothing(view: ResourceView, gpu: GpuView) -> str:
-    waiting = gpu.daemon_waiting if view.resource.mode is Mode.SM_SHARING else ""
-    return view.closed or gpu.lost or gpu.blocked or gpu.waiting or waiting
+def _takes_nothing(view: ResourceView, group: GroupView) -> str:
+    waiting = group.daemon_waiting if view.resource.mode is Mode.SM_SHARING else ""
+    return view.closed or group.lost or group.blocked or group.waiting or waiting
 
 
 def _count(number: int, noun: str) -> str:

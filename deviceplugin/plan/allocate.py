@@ -7,9 +7,20 @@ container is granted its share and waits for its CDI file.
 
 from collections.abc import Sequence
 
-from deviceplugin.plan.accounts import Accounts, gpus_of
+from deviceplugin import ids
+from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import client_room
-from deviceplugin.plan.model import Allocation, GpuView, NodeView, Refusal, RefusalCode, ResourceView, allocation_key
+from deviceplugin.plan.enforcement import one_limit_conflict
+from deviceplugin.plan.model import (
+    Allocation,
+    GpuView,
+    GroupView,
+    NodeView,
+    Refusal,
+    RefusalCode,
+    ResourceView,
+    allocation_key,
+)
 from mpsd.config.model import Delivery, UnitMemory
 from mpsd.errors import ProtocolError
 from mpsd.quantity import format_bytes
@@ -35,19 +46,18 @@ def plan(
     wanted = tuple(sorted(device_ids))
     if refusal := _bad_request(view, node, wanted):
         return refusal
-    try:
-        gpu = node.gpus[gpus_of(wanted)[0]]
-    except (ProtocolError, KeyError):
-        return _invalid(view, f"{wanted[0][:80]!r} is on no GPU of this node")
-    size = view.sizes.get(gpu.uuid)
+    name = ids.group_of(wanted[0])
+    group = node.groups.get(name)
+    if group is None:
+        return _invalid(view, f"{wanted[0]!r} is on no GPU of this node and in no group of its config")
+    size = view.sizes.get(name)
     if size is None:
-        return _invalid(
-            view, f"{gpu.label} is not open to it: {view.unfit.get(gpu.uuid) or view.closed or 'not in its config'}"
-        )
+        why = view.unfit.get(name) or view.closed or "not in its config"
+        return _invalid(view, f"{group.label} is not open to it: {why}")
     if not force:
         if view.closed:
             return _invalid(view, view.closed)
-        refusal = _no_room(view, gpu, node, accounts, wanted, size.request_bytes)
+        refusal = _no_room(view, group, node, accounts, wanted, size.request_bytes)
         if refusal is not None:
             return refusal
     count = len(wanted)
@@ -56,13 +66,16 @@ def plan(
         resource=view.name,
         device_ids=wanted,
         generation=generation,
-        gpus=(gpu.uuid,),
+        group=name,
+        gpus=group.gpus,
+        slot=None if isinstance(view.resource.memory, UnitMemory) else ids.slot_of(wanted[0]),
         request_bytes=size.request_bytes * count,
         limit_bytes=size.limit_bytes * count,
         share_bytes=size.request_bytes,
-        memory_total_bytes=gpu.total_bytes,
+        # Of the largest, so that a workload that takes its fraction of each GPU stays within the limit on all.
+        memory_total_bytes=max(gpu.info.memory_total_bytes for gpu in group.members),
         mode=view.resource.mode,
-        enforcement=view.enforcement,
+        enforcement=view.enforcement_on(name),
         thread_percent=view.resource.thread_percent,
         gpu_kind=gpu_kind,
         delivery=delivery,
@@ -76,30 +89,40 @@ def _bad_request(view: ResourceView, node: NodeView, wanted: tuple[str, ...]) ->
     if len(set(wanted)) != len(wanted):
         return _invalid(view, "the request names a device twice")
     try:
-        gpus = gpus_of(wanted)
+        groups = ids.groups_of(wanted)
     except ProtocolError as error:
         return _invalid(view, str(error))
     unit = isinstance(view.resource.memory, UnitMemory)
     if not unit and len(wanted) > 1:
+        larger = _larger(view, node, groups[0], len(wanted))
+        return _invalid(view, f"a container may ask for exactly 1 of it, not {len(wanted)}: {larger}")
+    if len(groups) > 1:
         return _invalid(
             view,
-            f"a container may ask for exactly 1 of it, not {len(wanted)}: {_larger(view, node, gpus[0], len(wanted))}",
-        )
-    if len(gpus) > 1:
-        return _invalid(
-            view,
-            f"all {len(wanted)} units of a container must lie on one GPU, but the kubelet chose {len(gpus)} GPUs: "
-            f"ask for fewer units; {_most_free(view, node)}",
+            f"all {len(wanted)} units of a container must lie on one GPU, but the kubelet chose {len(groups)} GPUs: "
+            f"ask for fewer units; {_most_free(view)}",
         )
     return None
 
 
 def _no_room(
+    view: ResourceView, group: GroupView, node: NodeView, accounts: Accounts, wanted: tuple[str, ...], share_bytes: int
+) -> Refusal | None:
+    asked = _asked(view, wanted, share_bytes)
+    if group.blocked:
+        return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {group.blocked}")
+    for gpu in group.members:
+        if refusal := _no_room_on(view, gpu, node, accounts, wanted, share_bytes):
+            return refusal
+    if conflict := one_limit_conflict(view, group, accounts):
+        return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {conflict}")
+    return None
+
+
+def _no_room_on(
     view: ResourceView, gpu: GpuView, node: NodeView, accounts: Accounts, wanted: tuple[str, ...], share_bytes: int
 ) -> Refusal | None:
     asked = _asked(view, wanted, share_bytes)
-    if gpu.blocked:
-        return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {gpu.label}, but {gpu.blocked}")
     bound = accounts.mode(gpu.uuid)
     if bound is not None and bound is not view.resource.mode:
         return Refusal(
@@ -108,7 +131,7 @@ def _no_room(
             f"{len(accounts.on_gpu(gpu.uuid))} allocation(s) keep bound to {bound}: "
             f"wait for them to end, or ask for a {bound} resource",
         )
-    new_bytes = sum(max(0, share_bytes - accounts.share_bytes(view.name, share)) for share in wanted)
+    new_bytes = sum(max(0, share_bytes - accounts.share_bytes(view.name, share, gpu.uuid)) for share in wanted)
     free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
     if new_bytes > free_bytes:
         return Refusal(
@@ -116,7 +139,7 @@ def _no_room(
             f"{view.name}: {asked} on {gpu.label}, but {format_bytes(max(0, free_bytes))} of "
             f"{format_bytes(gpu.usable_bytes)} usable is free ({len(accounts.on_gpu(gpu.uuid))} allocation(s) hold "
             f"{format_bytes(accounts.granted_bytes(gpu.uuid))}): wait for one to end, or "
-            f"{_smaller(view, node, gpu, free_bytes)}",
+            f"{_smaller(view, node, ids.group_of(wanted[0]), free_bytes)}",
         )
     if client_room(view.resource.mode, gpu.uuid, node, accounts) <= 0:
         return Refusal(
@@ -136,18 +159,18 @@ def _asked(view: ResourceView, wanted: tuple[str, ...], share_bytes: int) -> str
     )
 
 
-def _larger(view: ResourceView, node: NodeView, gpu: str, count: int) -> str:
+def _larger(view: ResourceView, node: NodeView, group: str, count: int) -> str:
     """The resource to ask for instead of several shares: the smallest that holds them."""
-    size = view.sizes.get(gpu)
+    size = view.sizes.get(group)
     need = size.request_bytes * count if size else 0
     fitting: list[tuple[int, str]] = []
     for other in node.resources.values():
-        share = other.sizes.get(gpu)
+        share = other.sizes.get(group)
         if share is None or other.closed or other.resource.mode is not view.resource.mode:
             continue
         if isinstance(other.resource.memory, UnitMemory):
             units = -(-need // share.request_bytes)
-            if units * share.request_bytes <= node.gpus[gpu].usable_bytes:
+            if units * share.request_bytes <= node.groups[group].usable_bytes:
                 fitting.append((units * share.request_bytes, f"{units} of {other.name}"))
         elif share.request_bytes >= need:
             fitting.append((share.request_bytes, f"1 of {other.name} ({format_bytes(share.request_bytes)})"))
@@ -156,14 +179,14 @@ def _larger(view: ResourceView, node: NodeView, gpu: str, count: int) -> str:
     return f"ask for {min(fitting)[1]} instead"
 
 
-def _smaller(view: ResourceView, node: NodeView, gpu: GpuView, free_bytes: int) -> str:
+def _smaller(view: ResourceView, node: NodeView, group: str, free_bytes: int) -> str:
     """What would fit now, for the pod's owner."""
     fitting = [
         (share.request_bytes, other)
         for other in node.resources.values()
         if not other.closed
         and other.resource.mode is view.resource.mode
-        and (share := other.sizes.get(gpu.uuid)) is not None
+        and (share := other.sizes.get(group)) is not None
         and share.request_bytes <= free_bytes
     ]
     if not fitting:
@@ -174,7 +197,7 @@ def _smaller(view: ResourceView, node: NodeView, gpu: GpuView, free_bytes: int) 
     return f"ask for {other.name} ({format_bytes(size)})"
 
 
-def _most_free(view: ResourceView, node: NodeView) -> str:
+def _most_free(view: ResourceView) -> str:
     largest = max((len(all_ids) for all_ids in view.device_ids.values()), default=0)
     return f"one GPU of this node holds at most {largest}"
 

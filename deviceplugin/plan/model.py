@@ -7,7 +7,8 @@ from enum import StrEnum
 import msgspec
 
 from mpsd.config.model import Delivery, Enforcement, Resource
-from mpsd.gpu.model import Mode
+from mpsd.gpu.model import GpuInfo, Mode
+from mpsd.groups import Group
 from mpsd.shares import ShareSize
 
 
@@ -16,18 +17,24 @@ class GpuView(msgspec.Struct, frozen=True):
 
     `lost`: every share of it is Unhealthy, held ones too. `blocked`: nothing new in any mode and Allocate refuses.
     `waiting`: free shares are Unhealthy, but an Allocate that comes all the same is granted and waits for its CDI file.
-    `daemon_waiting`: the same, for sm-sharing only.
+    `daemon_waiting`: the same, for sm-sharing only. `protocol` is the MPS protocol its daemon spoke last.
     """
 
-    uuid: str
-    index: int
+    info: GpuInfo
     usable_bytes: int
-    total_bytes: int
-    numa_node: int | None = None
     lost: str = ""
     blocked: str = ""
     waiting: str = ""
     daemon_waiting: str = ""
+    protocol: int = 2
+
+    @property
+    def uuid(self) -> str:
+        return self.info.uuid
+
+    @property
+    def index(self) -> int:
+        return self.info.index
 
     @property
     def label(self) -> str:
@@ -35,28 +42,72 @@ class GpuView(msgspec.Struct, frozen=True):
         return f"GPU {self.index} ({self.uuid})"
 
 
+class GroupView(msgspec.Struct, frozen=True):
+    """The GPUs that a share lies on: one GPU, or those of a declared group. Reasons as in GpuView, from its members.
+
+    `usable_bytes` is what every member has. `unlisted` says why it can't have shares at all, such as a member that is
+    not on the node.
+    """
+
+    group: Group
+    members: tuple[GpuView, ...]
+    usable_bytes: int
+    unlisted: str = ""
+    lost: str = ""
+    blocked: str = ""
+    waiting: str = ""
+    daemon_waiting: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.group.name
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs in the daemon's order."""
+        return self.group.gpus
+
+    @property
+    def label(self) -> str:
+        """How texts name it."""
+        if not self.group.declared and self.members:
+            return self.members[0].label
+        return f"group {self.name} (GPU {', '.join(str(gpu.index) for gpu in self.members)})"
+
+    @property
+    def has_one_limit(self) -> bool:
+        """Whether nothing but the daemon's one default limit holds its clients: containers get no limit of their own
+        on several GPUs, and before MPS protocol 3 there is nothing else."""
+        return len(self.gpus) > 1 and all(gpu.protocol == 2 for gpu in self.members)
+
+    def of_member(self, gpu: GpuView, reason: str) -> str:
+        """A reason that is one member's, naming it where there are others."""
+        return f"GPU {gpu.index}: {reason}" if reason and len(self.members) > 1 else reason
+
+
 class Device(msgspec.Struct, frozen=True, gc=False):
     """One entry of a list: as the kubelet's Device message."""
 
     id: str
     healthy: bool
-    numa_node: int | None = None
+    numa_nodes: tuple[int, ...] = ()
 
 
 class DeviceList(msgspec.Struct, frozen=True):
-    """All devices of a resource on one GPU in slot order, twice: so a list of thousands is put together, not built."""
+    """All devices of a resource on one group in slot order, twice: a list of thousands is put together, not built."""
 
     healthy: tuple[Device, ...]
     unhealthy: tuple[Device, ...]
 
 
 class ResourceView(msgspec.Struct, frozen=True):
-    """One resource on this node: its share on each GPU, and the level at which a limit of it is enforced.
+    """One resource on this node: its share on each group, and the level at which a limit of it is enforced.
 
-    `objection` and `too_long` say why it advertises nothing new at all (enforcement below its minimum, dropped from
-    the config ...; its list would be too long); `unfit` says why one GPU is left out; `slots` counts the shares of each
-    GPU. `device_ids` holds the fixed IDs per GPU, in slot order, `devices` the same as list entries, and `gpu_of` the
-    way back.
+    All maps are by group name; a GPU in no declared group is one by its UUID. `objection` and `too_long` say why it
+    advertises nothing new at all (enforcement below its minimum, dropped from the config ...; its list would be too
+    long); `unfit` says why one group is left out, `unheld` where its limit is not enforced and why; `slots` counts the
+    shares of each. `device_ids` holds the fixed IDs in slot order, `devices` the same as list entries, and `group_of`
+    is the way back.
     """
 
     resource: Resource
@@ -65,10 +116,12 @@ class ResourceView(msgspec.Struct, frozen=True):
     too_long: str = ""
     sizes: Mapping[str, ShareSize] = msgspec.field(default_factory=dict)
     unfit: Mapping[str, str] = msgspec.field(default_factory=dict)
+    unheld: Mapping[str, str] = msgspec.field(default_factory=dict)
     slots: Mapping[str, int] = msgspec.field(default_factory=dict)
+    numa_nodes: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     device_ids: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     devices: Mapping[str, DeviceList] = msgspec.field(default_factory=dict)
-    gpu_of: Mapping[str, str] = msgspec.field(default_factory=dict)
+    group_of: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -79,31 +132,36 @@ class ResourceView(msgspec.Struct, frozen=True):
         """Why it advertises nothing new, empty when it does."""
         return self.objection or self.too_long
 
+    def enforcement_on(self, group: str) -> Enforcement:
+        """The level at which its limit holds on one group."""
+        return Enforcement.NONE if group in self.unheld else self.enforcement
+
 
 class NodeView(msgspec.Struct, frozen=True):
-    """Everything planning looks at beside the accounts. GPUs and resources keep their configured order.
-
-    `complete`: mpsd has reported all GPUs since we started, so one that is not here is gone.
-    """
+    """Everything planning looks at beside the accounts. GPUs, groups and resources keep their configured order."""
 
     gpus: Mapping[str, GpuView]
+    groups: Mapping[str, GroupView]
     resources: Mapping[str, ResourceView]
     client_limit: int
-    complete: bool = False
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """What one container holds; the ledger's record. Bytes are per GPU and for the whole allocation.
 
-    `share_bytes` is the request of one share. `gpu_kind` is the CDI kind that carries the GPU's device nodes, empty
-    when the runtime makes them from NVIDIA_VISIBLE_DEVICES. `adopted`: found at the kubelet without a record of ours.
+    `gpus` are those of `group` in the daemon's order. `slot` is the slot of a `memory` resource's only share, None for
+    units. `share_bytes` is the request of one share. `memory_total_bytes` is of the largest GPU. `gpu_kind` is the CDI
+    kind that carries the GPU's device nodes, empty when the runtime makes them from NVIDIA_VISIBLE_DEVICES. `adopted`:
+    found at the kubelet without a record of ours.
     """
 
     key: str
     resource: str
     device_ids: tuple[str, ...]
     generation: int
+    group: str = ""
     gpus: tuple[str, ...]
+    slot: int | None = None
     request_bytes: int
     limit_bytes: int
     share_bytes: int

@@ -24,34 +24,35 @@ def preferred(
     chosen = list(must_include)
     if size <= len(chosen):
         return chosen[: max(size, 0)]
-    by_gpu: dict[str, list[str]] = {}
-    gpu_of = view.gpu_of.get
+    by_group: dict[str, list[str]] = {}
+    group_of = view.group_of.get
     taken = set(chosen)
     for identifier in available:
-        uuid = gpu_of(identifier)
-        if uuid is not None and identifier not in taken:
-            bucket = by_gpu.get(uuid)
+        name = group_of(identifier)
+        if name is not None and identifier not in taken:
+            bucket = by_group.get(name)
             if bucket is None:
-                by_gpu[uuid] = [identifier]
+                by_group[name] = [identifier]
             else:
                 bucket.append(identifier)
     rest = size - len(chosen)
-    pinned = {gpu_of(identifier) for identifier in chosen}
-    order = sorted(by_gpu, key=lambda uuid: (uuid not in pinned, *_rank(view, node, accounts, uuid)))
+    pinned = {group_of(identifier) for identifier in chosen}
+    order = sorted(by_group, key=lambda name: (name not in pinned, *_rank(view, node, accounts, name)))
     if isinstance(view.resource.memory, UnitMemory):
         # All units of a container lie on one GPU: the first that has enough of them; else let the kubelet choose.
-        order = [uuid for uuid in order if len(by_gpu[uuid]) >= rest and pinned <= {uuid}][:1]
-    for uuid in order:
-        for identifier in by_gpu[uuid]:
+        order = [name for name in order if len(by_group[name]) >= rest and pinned <= {name}][:1]
+    for name in order:
+        for identifier in by_group[name]:
             if len(chosen) == size:
                 return chosen
             chosen.append(identifier)
     return chosen if len(chosen) == size or not order else []
 
 
-def _rank(view: ResourceView, node: NodeView, accounts: Accounts, uuid: str) -> tuple[bool, bool, int, int]:
-    """Smaller is better: fits at all, already in use, least memory left, index."""
-    gpu = node.gpus[uuid]
-    fit, _ = free_fit(view, gpu, node, accounts)
-    free_bytes = gpu.usable_bytes - accounts.granted_bytes(uuid)
-    return (fit == 0, not accounts.on_gpu(uuid), free_bytes, gpu.index)
+def _rank(view: ResourceView, node: NodeView, accounts: Accounts, name: str) -> tuple[bool, int, int, int]:
+    """Smaller is better: fits at all, idle GPUs touched, least memory left, index."""
+    group = node.groups[name]
+    fit, _ = free_fit(view, group, node, accounts)
+    idle = sum(1 for gpu in group.members if not accounts.on_gpu(gpu.uuid))
+    free_bytes = min(gpu.usable_bytes - accounts.granted_bytes(gpu.uuid) for gpu in group.members)
+    return (fit == 0, idle, free_bytes, min(gpu.index for gpu in group.members))

@@ -1,78 +1,175 @@
-"""Config + what mpsd reports -> the planner's view of the node (pure)."""
+"""Config + what mpsd reports + live allocations -> the planner's view of the node (pure)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
 from deviceplugin import ids
 from deviceplugin.plan import enforcement
-from deviceplugin.plan.model import Device, DeviceList, GpuView, NodeView, ResourceView
+from deviceplugin.plan.model import Device, DeviceList, GpuView, GroupView, NodeView, ResourceView
 from mpsd.config.model import MAX_ADVERTISED_DEVICES, NodeConfig, Resource, UnitMemory
-from mpsd.gpu.model import GpuHealth, Mode
-from mpsd.shares import ShareSize, share_size, slots, usable_bytes
-from mpsd.snapshot import DaemonState, GpuStatus
+from mpsd.gpu.model import GpuHealth
+from mpsd.groups import Group, group_of, groups
+from mpsd.plan import group_usable_bytes
+from mpsd.shares import ShareSize, is_allowed, largest_limit_bytes, share_size, slot_count, usable_bytes
+from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus
+
+REGROUPED = "the config groups its GPUs otherwise by now: it takes nothing new, and is regrouped once it holds nothing"
 
 
 def gpu_view(
-    status: GpuStatus, config: NodeConfig, *, blocked: str = "", waiting: str = "", daemon_waiting: str = ""
+    status: GpuStatus,
+    config: NodeConfig,
+    *,
+    blocked: str = "",
+    waiting: str = "",
+    daemon_waiting: str = "",
+    protocol: int = 2,
 ) -> GpuView:
-    """One GPU. The reasons given are those that need history, the kubelet or the CDI directories."""
+    """One GPU. The reasons given are those that need history, an operator, the kubelet or the CDI directories."""
     lost = status.reason or "the GPU is lost" if status.health is GpuHealth.LOST else ""
     if status.health not in (GpuHealth.OK, GpuHealth.LOST):
         waiting = status.reason or f"the GPU is {status.health}"
     return GpuView(
-        uuid=status.info.uuid,
-        index=status.info.index,
+        info=status.info,
         usable_bytes=usable_bytes(status.info, config.memory_reserve_bytes),
-        total_bytes=status.info.memory_total_bytes,
-        numa_node=status.info.numa_node,
         lost=lost,
         blocked=status.not_shared or blocked,
         waiting=waiting,
         daemon_waiting=daemon_waiting,
+        protocol=protocol,
     )
 
 
 def daemon_trouble(status: GpuStatus) -> str:
-    """Why the GPU's MPS daemon can't take a client now, empty when it can."""
+    """Why nothing new should come to the GPU's MPS daemon now, empty when it may."""
     daemon = status.daemon
+    if daemon is not None and daemon.state is DaemonState.DRAINING and not daemon.wedged:
+        return "its MPS daemon is draining" + (f": {daemon.reason}" if daemon.reason else "")
+    return service_trouble(daemon)
+
+
+def service_trouble(daemon: DaemonStatus | None) -> str:
+    """Why an MPS daemon does not serve the containers it has, empty when it does. A draining one does."""
     if daemon is None:
         return "its MPS daemon has not been started"
-    if daemon.state is DaemonState.READY:
+    if daemon.wedged:
+        return "its MPS daemon is wedged" + (f": {daemon.reason}" if daemon.reason else "")
+    if daemon.state in (DaemonState.READY, DaemonState.DRAINING):
         return ""
     return f"its MPS daemon is {daemon.state}" + (f": {daemon.reason}" if daemon.reason else "")
 
 
-def node_view(config: NodeConfig, gpus: Iterable[GpuView], previous: NodeView | None = None) -> NodeView:
-    """The whole node. `previous` lets unchanged resources keep their (long) ID tables."""
+def node_view(
+    config: NodeConfig,
+    gpus: Iterable[GpuView],
+    held: Mapping[str, tuple[str, ...]] | None = None,
+    *,
+    complete: bool = False,
+    previous: NodeView | None = None,
+) -> NodeView:
+    """The whole node.
+
+    Args:
+        held: the groups that live allocations were granted on: name -> GPUs.
+        complete: mpsd has reported all GPUs since we started, so one that is not here is gone.
+        previous: lets unchanged resources keep their (long) ID tables.
+    """
     by_uuid = {gpu.uuid: gpu for gpu in sorted(gpus, key=lambda gpu: gpu.index)}
+    by_name = {group.name: group for group in group_views(config, by_uuid, held or {}, complete=complete)}
     resources = {}
     for resource in config.resources:
-        view = resource_view(resource, config, by_uuid)
+        view = resource_view(resource, config, by_name)
         old = previous.resources.get(resource.name) if previous else None
-        resources[resource.name] = old if old is not None and _same(old, view) else _with_ids(view, by_uuid)
-    return NodeView(gpus=by_uuid, resources=resources, client_limit=config.mps.client_limit)
+        resources[resource.name] = old if old is not None and _same(old, view) else _with_ids(view)
+    return NodeView(gpus=by_uuid, groups=by_name, resources=resources, client_limit=config.mps.client_limit)
 
 
-def resource_view(resource: Resource, config: NodeConfig, gpus: Mapping[str, GpuView]) -> ResourceView:
+def group_views(
+    config: NodeConfig, gpus: Mapping[str, GpuView], held: Mapping[str, tuple[str, ...]], *, complete: bool
+) -> list[GroupView]:
+    """Every group: as the config has it, and as live allocations were granted.
+
+    A reload that groups GPUs otherwise waits for these to end: the old group keeps its shares and takes nothing new,
+    the new one has none yet.
+    """
+    infos = [gpu.info for gpu in gpus.values()]
+    now = {group.name: group for group in groups(config, infos, held)}
+    wanted = {group.name: group for group in groups(config, infos, {})}
+    views = []
+    for name, group in now.items():
+        objection = group.objection
+        if not objection and name in held and (name not in wanted or wanted[name].gpus != group.gpus):
+            objection = REGROUPED
+        views.append(_group_view(config, group, gpus, objection, is_held=name in held, complete=complete))
+    owners = group_of(now.values())
+    for name, group in wanted.items():
+        if name not in now:
+            others = sorted({owners[uuid].name for uuid in group.gpus if uuid in owners})
+            objection = group.objection or f"allocations granted on {', '.join(others)} must end first"
+            views.append(_group_view(config, group, gpus, objection, is_held=False, complete=complete))
+    return views
+
+
+def _group_view(
+    config: NodeConfig, group: Group, gpus: Mapping[str, GpuView], objection: str, *, is_held: bool, complete: bool
+) -> GroupView:
+    members = tuple(gpus[uuid] for uuid in group.gpus if uuid in gpus)
+    unknown = [uuid for uuid in group.gpus if uuid not in gpus]
+    unlisted = "" if is_held else objection
+    if not members:
+        unlisted = objection or "none of its GPUs is known"
+    return GroupView(
+        group=group,
+        members=members,
+        usable_bytes=group_usable_bytes(config, [gpu.info for gpu in members]),
+        unlisted=unlisted,
+        lost=_first(members, [gpu.lost for gpu in members])
+        or (f"GPU {unknown[0]} is gone" if unknown and complete else ""),
+        blocked=objection or _first(members, [gpu.blocked for gpu in members]),
+        waiting=_first(members, [gpu.waiting for gpu in members])
+        or (f"GPU {unknown[0]} is not known yet" if unknown else ""),
+        daemon_waiting=_first(members, [gpu.daemon_waiting for gpu in members]),
+    )
+
+
+def _first(members: Sequence[GpuView], reasons: Sequence[str]) -> str:
+    """The first reason, naming its GPU unless it is the same for all."""
+    if len(set(reasons)) <= 1:
+        return reasons[0] if reasons else ""
+    return next(f"GPU {gpu.index}: {reason}" for gpu, reason in zip(members, reasons, strict=True) if reason)
+
+
+def resource_view(resource: Resource, config: NodeConfig, by_name: Mapping[str, GroupView]) -> ResourceView:
     """Sizes and objections of one resource, without its ID tables."""
     objection = enforcement.objection(resource, config.cdi.delivery)
-    if not objection and resource.groups:
-        objection = "groups of GPUs are not supported by this version"
     sizes: dict[str, ShareSize] = {}
     unfit: dict[str, str] = {}
-    for gpu in gpus.values():
-        if not (config.gpus.admits(gpu.uuid, gpu.index) and resource.gpus.admits(gpu.uuid, gpu.index)):
+    unheld: dict[str, str] = {}
+    for group in by_name.values():
+        infos = [gpu.info for gpu in group.members]
+        if not is_allowed(resource, config, group.group, infos):
             continue
-        size = share_size(resource, gpu.usable_bytes)
-        if isinstance(size, ShareSize):
-            sizes[gpu.uuid] = size
+        size = share_size(resource, group.usable_bytes)
+        if group.unlisted:
+            unfit[group.name] = group.unlisted
+        elif isinstance(size, str):
+            unfit[group.name] = size
         else:
-            unfit[gpu.uuid] = size
+            default = largest_limit_bytes(config.resources, config, group.group, infos, group.usable_bytes)
+            loose = enforcement.one_limit_objection(resource, group, size.limit_bytes, default or 0)
+            if loose and resource.enforcement.rank > 0:
+                unfit[group.name] = loose
+                continue
+            if loose:
+                unheld[group.name] = loose
+            sizes[group.name] = size
     if not objection and not sizes:
-        no_gpu = "no GPU of this node is open to it" if gpus else "no GPU is known yet"
-        objection = next(iter(unfit.values()), no_gpu)
-    slots = {uuid: slot_count(resource, gpus[uuid].usable_bytes, config.mps.client_limit) for uuid in sizes}
+        if any(group.members for group in by_name.values()):
+            objection = next(iter(unfit.values()), "no GPU of this node is open to it")
+        else:
+            objection = "no GPU is known yet"
+    slots = {name: slot_count(resource, by_name[name].usable_bytes, config.mps.client_limit) for name in sizes}
     total = sum(slots.values())
     too_long = ""
     if objection:
@@ -90,36 +187,32 @@ def resource_view(resource: Resource, config: NodeConfig, gpus: Mapping[str, Gpu
         too_long=too_long,
         sizes=sizes,
         unfit=unfit,
+        unheld=unheld,
         slots=slots,
+        numa_nodes={name: numa_nodes(resource, by_name[name]) for name in slots},
     )
 
 
 def _same(old: ResourceView, new: ResourceView) -> bool:
-    bare = structs.replace(old, device_ids={}, devices={}, gpu_of={})
+    bare = structs.replace(old, device_ids={}, devices={}, group_of={})
     return bare == new
 
 
-def _with_ids(view: ResourceView, gpus: Mapping[str, GpuView]) -> ResourceView:
+def _with_ids(view: ResourceView) -> ResourceView:
     """Adds the tables of fixed IDs."""
-    device_ids = {uuid: tuple(ids.device_id(uuid, n) for n in range(count)) for uuid, count in view.slots.items()}
-    gpu_of = {identifier: uuid for uuid, all_ids in device_ids.items() for identifier in all_ids}
+    device_ids = {name: tuple(ids.device_id(name, n) for n in range(count)) for name, count in view.slots.items()}
     devices = {}
-    for uuid, all_ids in device_ids.items():
-        numa = numa_node(view.resource, gpus[uuid])
+    for name, all_ids in device_ids.items():
+        numa = view.numa_nodes[name]
         healthy, unhealthy = (tuple(Device(i, health, numa) for i in all_ids) for health in (True, False))
-        devices[uuid] = DeviceList(healthy, unhealthy)
-    return structs.replace(view, device_ids=device_ids, devices=devices, gpu_of=gpu_of)
+        devices[name] = DeviceList(healthy, unhealthy)
+    by_id = {identifier: name for name, all_ids in device_ids.items() for identifier in all_ids}
+    return structs.replace(view, device_ids=device_ids, devices=devices, group_of=by_id)
 
 
-def numa_node(resource: Resource, gpu: GpuView) -> int | None:
-    """The NUMA node told for a resource's devices. None for units: with topology hints a kubelet may skip the preferred
+def numa_nodes(resource: Resource, group: GroupView) -> tuple[int, ...]:
+    """The NUMA nodes told for a resource's devices. Not for units: with topology hints a kubelet may skip the preferred
     allocation, and units would come from several GPUs (verified on kubelet 1.36.2)."""
-    return None if isinstance(resource.memory, UnitMemory) else gpu.numa_node
-
-
-def slot_count(resource: Resource, usable: int, client_limit: int) -> int:
-    """How many shares of the resource one GPU lists: what fits, and under MPS no more than it takes clients."""
-    count = slots(resource, usable)
-    if resource.mode is Mode.SM_SHARING and not isinstance(resource.memory, UnitMemory):
-        return min(count, client_limit)
-    return count
+    if isinstance(resource.memory, UnitMemory):
+        return ()
+    return tuple(sorted({gpu.info.numa_node for gpu in group.members if gpu.info.numa_node is not None}))

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -44,8 +45,9 @@ sys.exit(run({path!r}))
 class PluginNode:
     """Everything that runs on it is ended by `close`."""
 
-    def __init__(self, root: Path, gpus: int = 2, resources: str = RESOURCES) -> None:
+    def __init__(self, root: Path, gpus: int = 2, resources: str = RESOURCES, more: str = "", driver: str = "") -> None:
         self.root = root
+        self._more, self._driver = more, driver
         self.mpsd = MpsdNode(root, gpus)
         self.config = root / "config.yaml"
         self.write_config(resources)
@@ -74,8 +76,9 @@ cdi: {{directory: {self.root}/cdi}}
 kubelet: {{root: {self.root}/kubelet}}
 stateRoot: {self.root}/state
 backend: simulated
-simulated: {{gpus: [{gpus}]}}
+simulated: {{gpus: [{gpus}]{f", driver: {self._driver}" if self._driver else ""}}}
 metrics: {{address: ""}}
+{self._more}
 """
         )
         temporary.rename(self.config)
@@ -90,13 +93,14 @@ metrics: {{address: ""}}
         self._stack.callback(end, plugin)
         return plugin
 
-    def start(self) -> "subprocess.Popen[bytes]":
-        """The whole node, until resources are registered and daemons ready. The plugin's process."""
+    def start(self, *names: str) -> "subprocess.Popen[bytes]":
+        """The whole node, until these resources can be had (all of RESOURCES) and daemons are ready. The plugin's
+        process."""
         self.kubelet.start()
         self.mpsd.start()
         self.mpsd.until_ready()
         plugin = self.start_plugin()
-        self.until(lambda: all(self.allocatable(name) > 0 for name in (SMALL, BIG, UNITS, SLICED)))
+        self.until(lambda: all(self.allocatable(name) > 0 for name in names or (SMALL, BIG, UNITS, SLICED)))
         return plugin
 
     def log(self) -> str:
@@ -117,6 +121,10 @@ metrics: {{address: ""}}
 
     def status(self) -> PluginStatus:
         return call(f"{self.root}/run/plugin.sock", "status", {}, PluginStatus)
+
+    def call(self, method: str, **params: object) -> Any:
+        """Asks the plugin."""
+        return call(f"{self.root}/run/plugin.sock", method, params, object)
 
     def until_status(self, condition: Callable[[PluginStatus], object]) -> PluginStatus:
         """Waits for a status that fits."""
@@ -170,8 +178,11 @@ metrics: {{address: ""}}
 
 
 @contextlib.contextmanager
-def plugin_node(root: Path, gpus: int = 2, resources: str = RESOURCES) -> Iterator[PluginNode]:
-    node = PluginNode(root, gpus, resources)
+def plugin_node(
+    root: Path, gpus: int = 2, resources: str = RESOURCES, more: str = "", driver: str = ""
+) -> Iterator[PluginNode]:
+    """`more` are further sections of the config."""
+    node = PluginNode(root, gpus, resources, more, driver)
     try:
         yield node
     finally:

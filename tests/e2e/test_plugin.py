@@ -19,6 +19,7 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.sim.kubelet import AdmittedPod
 from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
 from mpsd.config.model import GIB, socket_name
+from mpsd.errors import GpufracError
 from tests.e2e.mpsdnode import ROOT, WAIT_S
 from tests.e2e.pluginnode import BIG, RESOURCES, SLICED, SMALL, UNITS, PluginNode, init, kill, plugin_node
 
@@ -341,6 +342,53 @@ def test_allocations_without_records_are_adopted_under_their_keys(node: PluginNo
     node.until(lambda: node.cdi_keys() == {key(pod) for pod in pods})
     node.kubelet.restart_container(pods[0])
     assert node.kubelet.wait_settled(pods, WAIT_S)
+
+
+PAIR = "gpufrac.dev/pair-20gi"
+GROUPED = f"""{RESOURCES}
+  - {{name: {PAIR}, memory: {{request: 20Gi}}, compute: {{mode: sm-sharing}}, gpus: {{groups: [pair0]}}}}
+"""
+
+
+@pytest.mark.parametrize("driver", ["", "615.71.09"], ids=["protocol-2", "protocol-3"])
+def test_a_pod_gets_a_share_of_a_group_and_an_operator_drains_a_member(short_tmp: Path, driver: str) -> None:
+    with plugin_node(short_tmp, 4, GROUPED, "gpus: {groups: {pair0: [2, 3]}}", driver) as node:
+        plugin = node.start(SMALL, PAIR)
+        pod = node.admit_running("a", PAIR)
+        (record,) = node.records()
+        uuids = tuple(gpu.uuid for gpu in node.status().gpus)
+        assert (record.group, record.gpus) == ("pair0", uuids[2:])
+        edits = pod.container().edits
+        assert edits is not None
+        (mounted,) = (host for inside, host, _ in edits.mounts if inside == "/tmp/nvidia-mps")
+        root = f"{node.root}/run/mps/pair0"
+        assert mounted == root if not driver else mounted.startswith(f"{root}/s/")
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in edits.env
+        daemons = {gpu.daemon.pid for gpu in node.mpsd.client.snapshot().gpus[2:] if gpu.daemon is not None}
+        assert len(daemons) == 1, "one daemon for both"
+        status = node.status()
+        assert [(gpu.group, gpu.granted_bytes >> 30) for gpu in status.gpus] == [("", 0)] * 2 + [("pair0", 20)] * 2
+
+        drain = node.call("drain", gpu=uuids[3], reason="fan")
+        assert drain["reason"] == "fan"
+        node.until(lambda: node.allocatable(PAIR) == 1)  # its own
+        kill(plugin)
+        node.start_plugin()
+        node.until_status(lambda s: s.gpus[3].drained.endswith(": fan"))
+        assert [target["gpus"] for target in node.call("targets", pod="a")] == [list(uuids[2:])]
+        assert [gpu["uuid"] for gpu in node.call("clients")] == list(uuids)
+        node.kubelet.restart_container(pod)
+        assert node.kubelet.wait_settled([pod], WAIT_S)
+        node.call("undrain", gpu=uuids[3])
+        node.until(lambda: node.allocatable(PAIR) == 3)
+        for method, params in (
+            ("drain", {"gpu": "x"}),
+            ("drain", {}),
+            ("targets", {"pod": "b"}),
+            ("undrain", {"g": 1}),
+        ):
+            with pytest.raises(GpufracError, match=r"^cannot "):
+                node.call(method, **params)
 
 
 @pytest.mark.timeout(180)

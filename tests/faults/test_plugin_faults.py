@@ -34,10 +34,14 @@ class Fault(NamedTuple):
 
 def tell(world: World, **changes: object) -> None:
     """mpsd reports GPU 0 changed, GPU 1 well, and a while passes."""
-    modes = {gpu.uuid: gpu.mode for gpu in world.broker.desired().gpus}
-    first = status(info(0), **({"mode": modes.get(uuid(0))} | changes))
+    first = status(info(0), **({"mode": mode_of(world, uuid(0))} | changes))
     world.broker.observe_snapshot(snapshot(first, status(info(1))))
     wait(world)
+
+
+def mode_of(world: World, gpu: str) -> Mode | None:
+    """The mode the broker wants of a GPU."""
+    return next((a.mode for a in world.broker.desired().allocations if gpu in a.gpus), None)
 
 
 def wait(world: World) -> None:
@@ -93,9 +97,8 @@ def foreign_holder(world: World) -> None:
 
 
 def foreign_process(world: World) -> None:
-    modes = {gpu.uuid: gpu.mode for gpu in world.broker.desired().gpus}
     second = status(info(1), clients=(GpuClient(pid=77),))
-    world.broker.observe_snapshot(snapshot(status(info(0), mode=modes[uuid(0)]), second))
+    world.broker.observe_snapshot(snapshot(status(info(0), mode=mode_of(world, uuid(0))), second))
     wait(world)
 
 
@@ -108,6 +111,11 @@ def two_resources(world: World) -> None:
     world.kubelet.containers["ns", "pod", "c"]["gpufrac.dev/b"] = (f"{uuid(1)}::0",)
     world.keeper.observe()
     world.keeper.check_markers()
+
+
+def drained(world: World) -> None:
+    world.broker.drain(uuid(0), "fan noise")
+    wait(world)
 
 
 WAITING = 'gpufrac_allocations{state="waiting"} 1'
@@ -159,6 +167,39 @@ FAULTS = (
     Fault("other plugin", foreign_holder, True, 8, "pod ns/other holds it through nvidia.com/gpu", BLOCKED_1),
     Fault("foreign process", foreign_process, True, 8, "foreign processes use it (pid 77)", BLOCKED_1),
     Fault("no device nodes", no_device_nodes, True, 8, "by index only", BLOCKED_1),
+    Fault(
+        "drained",
+        drained,
+        True,
+        9,
+        "drained by an operator at 1970-01-01 00:01:40Z: fan noise",
+        f'gpufrac_gpu_drained{{gpu_uuid="{uuid(0)}"}} 1',
+    ),
+    Fault(
+        "daemon drains",
+        reported(daemon=structs.replace(ready(), state=DaemonState.DRAINING, reason="to be replaced")),
+        True,
+        9,
+        "MPS daemon is draining: to be replaced",
+        BLOCKED_0,
+    ),
+    Fault(
+        "daemon wedged",
+        reported(daemon=structs.replace(ready(), wedged=True, reason="queries hang")),
+        False,
+        9,
+        "MPS daemon is wedged: queries hang",
+        WAITING,
+    ),
+    Fault(
+        "no namespace",
+        reported(daemon=structs.replace(ready(), protocol=3)),
+        False,
+        17,
+        "no MPS namespace yet",
+        WAITING,
+    ),
+    Fault("other group's daemon", reported(group="pair0"), False, 17, "still that of group pair0", WAITING),
     Fault("CDI disk full", disk_full, False, 17, "No space left on device", "gpufrac_cdi_ok 0"),
     Fault("kubelet gone", kubelet_gone, True, 17, "connection refused", "gpufrac_kubelet_up 0"),
     Fault("checkpoint gone", checkpoint_gone, True, 17, "cannot read the kubelet's checkpoint", "gpufrac_kubelet_up 1"),
@@ -202,6 +243,7 @@ def test_everything_is_as_before_when_the_fault_is_over(world: World, fault: Fau
     world.kubelet.containers = {("ns", "pod", "c"): {"gpufrac.dev/a": (SHARE,)}}
     world.write_checkpoint([])
     world.broker.set_gpu_kind("", {})
+    world.broker.undrain(uuid(0))
     world.now_s += 31
     tell(world)
     world.pass_time(40)  # what was adopted meanwhile is released again

@@ -24,8 +24,8 @@ def test_every_slot_of_every_gpu_is_listed_and_healthy_on_an_idle_node() -> None
 def test_numa_node_is_told_for_memory_resources_only() -> None:
     cfg = config(resource("a", fixed(8)), resource("u", units()))
     view = node(cfg, info(1))
-    assert {d.numa_node for d in advertise(view.resources["gpufrac.dev/a"], view, Accounts()).devices} == {1}
-    assert {d.numa_node for d in advertise(view.resources["gpufrac.dev/u"], view, Accounts()).devices} == {None}
+    assert {d.numa_nodes for d in advertise(view.resources["gpufrac.dev/a"], view, Accounts()).devices} == {(1,)}
+    assert {d.numa_nodes for d in advertise(view.resources["gpufrac.dev/u"], view, Accounts()).devices} == {()}
 
 
 def test_a_fraction_fills_the_gpu_exactly() -> None:
@@ -56,7 +56,7 @@ def test_the_other_mode_is_unhealthy_on_a_bound_gpu_and_says_why() -> None:
     accounts.add(allocation("a", device_id(uuid(0), 0)))
     got = advertise(view.resources["gpufrac.dev/t"], view, accounts)
     assert {i.split("::")[0] for i in healthy(got)} == {uuid(1)}
-    assert dict(got.gpu_reasons)[uuid(0)] == "it is bound to sm-sharing by 1 allocation"
+    assert dict(got.group_reasons)[uuid(0)] == "it is bound to sm-sharing by 1 allocation"
 
 
 def test_the_mps_client_cap_counts_allocations_over_all_resources() -> None:
@@ -165,9 +165,3 @@ def test_a_list_too_long_for_a_kubelet_advertises_nothing() -> None:
     got = advertise(view.resources["gpufrac.dev/u"], view, Accounts())
     assert got.devices == ()
     assert "larger unit" in got.reason
-
-
-def test_a_group_resource_is_not_silently_given_single_gpus() -> None:
-    cfg = config(resource("pair", fixed(8), groups=("pair0",)), groups=(("pair0", (0, 1)),))
-    view = node(cfg, info(0), info(1))
-    assert "groups" in advertise(view.resources["gpufrac.dev/pair"], view, Accounts()).reason

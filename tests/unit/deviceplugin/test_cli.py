@@ -1,5 +1,6 @@
 """The command line without a node: help, exit codes, and what status calls worth attention."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from deviceplugin.attention import attention
 from deviceplugin.cli.main import COMMANDS, cli
-from deviceplugin.cli.node import Node, attention_lines, overview
+from deviceplugin.cli.node import Node, overview
 from mpsd.gpu.model import GpuHealth
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import info, snapshot, status
@@ -30,13 +32,44 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
         assert "Example:" in got.output
 
 
-@pytest.mark.parametrize("command", ["status", "gpus", "resources", "allocations", "daemons"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status",
+        "gpus",
+        "resources",
+        "allocations",
+        "daemons",
+        "clients",
+        "drain 0",
+        "undrain --all",
+        "terminate a --yes",
+    ],
+)
 @pytest.mark.parametrize("output", ["table", "json"])
-def test_reads_say_which_process_is_down(command: str, output: str, short_tmp: Path) -> None:
-    got = run(command, "--run-root", str(short_tmp), "-o", output)
+def test_what_needs_a_process_says_which_is_down(command: str, output: str, short_tmp: Path) -> None:
+    got = run(*command.split(), "--run-root", str(short_tmp), "-o", output)
     assert got.exit_code == 3
-    assert f"{short_tmp}/" in got.output
+    assert f"{short_tmp}/" in got.stderr
+    assert all(line.startswith("gpufrac: cannot reach") for line in got.stderr.splitlines())
     assert "Traceback" not in got.output
+    if output == "json":
+        assert f"{short_tmp}/" in json.loads(got.stdout)["error"]
+    else:
+        assert got.stdout == ""
+
+
+def test_json_of_a_config_error_is_an_error_object() -> None:
+    got = run("config", "show", "/nonexistent/config.yaml", "-o", "json")
+    assert got.exit_code == 2
+    assert "/nonexistent" in json.loads(got.stdout)["error"]
+
+
+def test_a_size_that_is_none_is_an_error_of_the_command_not_of_the_simulated_client(short_tmp: Path) -> None:
+    for size in ("foo", "0", "-1Gi", "9gb"):
+        got = run("sim", "client", "-d", str(short_tmp), "a/main", "--allocate", size)
+        assert got.exit_code == 2, size
+        assert "'--allocate'" in got.stderr
 
 
 @pytest.mark.parametrize(
@@ -99,7 +132,7 @@ def node(short_tmp: Path) -> Node:
 
 
 def test_status_names_all_that_needs_attention(node: Node) -> None:
-    text = "\n".join(attention_lines(node))
+    text = "\n".join(attention(node.mpsd, node.plugin))
     for part in ("is sick: XID 48", "MPS daemon is backoff: it exited", "pid 9", "is not registered"):
         assert part in text
 
@@ -107,7 +140,7 @@ def test_status_names_all_that_needs_attention(node: Node) -> None:
 def test_status_of_half_a_node_says_what_is_down(node: Node) -> None:
     half = Node(None, "cannot reach `gpufrac mpsd`", node.plugin, "")
     assert ("mpsd", "DOWN") in overview(half)
-    assert attention_lines(half)[0] == "cannot reach `gpufrac mpsd`"
+    assert attention(half.mpsd, half.plugin, [half.mpsd_error])[0] == "cannot reach `gpufrac mpsd`"
     other = Node(node.mpsd, "", None, "cannot reach `gpufrac plugin`")
     assert ("plugin", "DOWN") in overview(other)
 

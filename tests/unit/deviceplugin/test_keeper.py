@@ -7,18 +7,22 @@ import pytest
 from msgspec import structs
 
 from deviceplugin import lastknown
-from deviceplugin.broker import DAEMON_GRACE_S, Broker
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+from deviceplugin.broker import DAEMON_GRACE_S
 from deviceplugin.ids import device_id
 from deviceplugin.keeper import Keeper, foreign_holders
 from deviceplugin.kubelet.podresources import Containers
+from deviceplugin.kubelet.servicer import DevicePlugin
 from deviceplugin.ledger import Ledger, LedgerError
 from deviceplugin.plan.model import Allocation, Refusal
 from deviceplugin.presence import ABSENT_S, Holder
 from mpsd.config.model import CdiConfig, Delivery, Enforcement, GpuDevices
+from mpsd.daemon.paths import daemon_dirs, mount_directory
 from mpsd.gpu.model import GpuHealth, Mode
+from mpsd.plan import namespace_of
 from mpsd.processes import PodProcess
 from mpsd.snapshot import DaemonState, DaemonStatus, Desired, GpuClient
-from tests.builders import config, fixed, info, resource, snapshot, status, uuid
+from tests.builders import config, fixed, info, reported, resource, snapshot, status, units, uuid
 from tests.world import CONFIG, SHARE, World
 
 
@@ -32,7 +36,9 @@ def world(short_tmp: Path) -> Iterator[World]:
 def test_a_grant_becomes_a_file_and_a_desired_mode(world: World) -> None:
     got = world.grant()
     assert set(world.specs.files) == {got.key}
-    assert {gpu.uuid: gpu.mode for gpu in world.mpsd.desired[-1].gpus} == {uuid(0): Mode.SM_SHARING, uuid(1): None}
+    assert [(a.key, a.gpus, a.mode, a.slot) for a in world.mpsd.desired[-1].allocations] == [
+        (got.key, (uuid(0),), Mode.SM_SHARING, 0)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +83,8 @@ def test_a_new_plugin_leaves_files_alone_until_mpsd_spoke_or_a_while_passed(shor
     world = World(short_tmp)
     key = world.grant().key
     world.ledger.close()
-    ledger = Ledger(str(short_tmp / "ledger"))
-    world.broker = Broker(CONFIG, ledger, monotonic=lambda: world.now_s)
+    world.ledger = Ledger(str(short_tmp / "ledger"))
+    world.broker = world.open_broker(CONFIG)
     keeper = Keeper(
         world.broker,
         world.specs,
@@ -93,7 +99,7 @@ def test_a_new_plugin_leaves_files_alone_until_mpsd_spoke_or_a_while_passed(shor
     world.now_s += 6
     keeper.attach()
     assert world.specs.files == {}
-    ledger.close()
+    world.ledger.close()
 
 
 def test_a_full_disk_is_reported_and_healed(world: World) -> None:
@@ -423,11 +429,10 @@ def test_a_plugin_that_has_not_heard_of_a_gpu_does_not_have_it_unbound(short_tmp
     world = World(short_tmp)
     world.grant()
     world.ledger.close()
-    ledger = Ledger(str(short_tmp / "ledger"))
-    fresh = Broker(CONFIG, ledger, monotonic=lambda: world.now_s)
-    (gpu,) = fresh.desired().gpus
-    assert (gpu.uuid, gpu.mode, gpu.limit_bytes) == (uuid(0), Mode.SM_SHARING, 8 << 30)
-    ledger.close()
+    world.ledger = Ledger(str(short_tmp / "ledger"))
+    (wanted,) = world.open_broker(CONFIG).desired().allocations
+    assert (wanted.gpus, wanted.mode, wanted.limit_bytes) == ((uuid(0),), Mode.SM_SHARING, 8 << 30)
+    world.ledger.close()
 
 
 def test_a_gpu_that_mpsd_has_not_read_yet_is_not_lost_and_one_that_is_gone_is(world: World) -> None:
@@ -559,3 +564,136 @@ def test_while_nothing_can_be_recorded_nothing_is_offered_and_it_heals(
     assert published is not None
     assert published.advertisement.healthy == 18
     assert world.broker.ledger_error == ""
+
+
+# --- groups, and namespaces of MPS protocol 3
+
+GROUPED = config(
+    resource("pair", fixed(20), groups=("pair0",)),
+    resource("a", fixed(8)),
+    resource("u", units()),
+    groups=(("pair0", (0, 1)),),
+)
+PROTOCOL_3 = DaemonStatus(state=DaemonState.READY, protocol=3, pipe_directory="/run/mps")
+
+
+@pytest.fixture
+def grouped(short_tmp: Path) -> Iterator[World]:
+    made = World(short_tmp, GROUPED, gpus=3)
+    yield made
+    made.ledger.close()
+
+
+def mounted(world: World, key: str) -> str:
+    (device,) = world.specs.files[key].devices
+    (mount,) = device.container_edits.mounts
+    return mount.host_path
+
+
+def test_a_group_share_is_desired_on_all_members_and_starts_when_all_are_fit(grouped: World) -> None:
+    got = grouped.grant("pair", "pair0::1")
+    (wanted,) = grouped.mpsd.desired[-1].allocations
+    assert (wanted.group, wanted.gpus, wanted.limit_bytes, wanted.slot) == ("pair0", (uuid(0), uuid(1)), 20 << 30, 1)
+    assert set(grouped.specs.files) == {got.key}
+    first, second, third = reported(grouped.broker.config, grouped.infos, grouped.broker.desired())
+    grouped.broker.observe_snapshot(snapshot(first, structs.replace(second, mode=None), third))
+    grouped.keeper.attach()
+    assert grouped.specs.files == {}
+    assert "GPU 1: its GPU is not in sm-sharing yet" in grouped.picture().allocations[0].reason
+
+
+def test_units_are_told_without_a_slot(grouped: World) -> None:
+    grouped.grant("u", f"{uuid(2)}::3")
+    assert [a.slot for a in grouped.mpsd.desired[-1].allocations] == [None]
+
+
+def test_under_protocol_3_a_container_mounts_its_namespace_only_and_only_once_it_is_there(grouped: World) -> None:
+    grouped.tell(PROTOCOL_3)
+    outcome = grouped.broker.allocate("gpufrac.dev/a", [f"{uuid(2)}::4"])
+    assert isinstance(outcome, Allocation)
+    grouped.keeper.attach()
+    assert grouped.specs.files == {}, "nothing is attached yet"
+    grouped.tell(PROTOCOL_3)
+    grouped.keeper.attach()
+    (wanted,) = grouped.broker.desired().allocations
+    assert mounted(grouped, outcome.key) == f"/run/ns/{namespace_of(wanted).name}"
+
+
+def test_a_file_follows_when_what_is_mounted_changes(grouped: World) -> None:
+    got = grouped.grant("pair", "pair0::0")
+    assert mounted(grouped, got.key) == "/run/mps"
+    grouped.tell(PROTOCOL_3)
+    grouped.keeper.attach()
+    assert mounted(grouped, got.key).startswith("/run/ns/")
+
+
+@pytest.mark.parametrize("pid_on", [0, 1])
+def test_a_process_on_any_member_holds_a_group_share(grouped: World, pid_on: int) -> None:
+    got = grouped.grant("pair", "pair0::0")
+    grouped.mpsd.on_gpu[uuid(pid_on)] = (GpuClient(pid=42, allocation_key=got.key),)
+    grouped.pass_time(300)
+    assert grouped.broker.allocations() == [got]
+    grouped.mpsd.on_gpu.clear()
+    grouped.pass_time(30)
+    assert grouped.broker.allocations() == []
+
+
+def test_a_share_of_a_known_group_is_adopted_on_its_gpus_and_one_of_no_group_is_refused(grouped: World) -> None:
+    grouped.kubelet.containers["ns", "old", "c"] = {"gpufrac.dev/pair": ("pair0::0",)}
+    grouped.kubelet.containers["ns", "older", "c"] = {"gpufrac.dev/pair": ("pair9::0",)}
+    grouped.keeper.observe()
+    (adopted,) = grouped.broker.allocations()
+    assert (adopted.device_ids, adopted.gpus, adopted.adopted) == (("pair0::0",), (uuid(0), uuid(1)), True)
+    outcome = grouped.broker.adopt("gpufrac.dev/pair", ("pair9::0",), None)
+    assert isinstance(outcome, Refusal)
+    assert "in no group of its config" in outcome.text
+
+
+def test_a_share_of_a_group_whose_gpus_cannot_be_told_is_not_adopted(grouped: World) -> None:
+    grouped.broker.apply_config(structs.replace(GROUPED, groups=(("pair0", (0, 7)),)))
+    outcome = grouped.broker.adopt("gpufrac.dev/pair", ("pair0::0",), None)
+    assert isinstance(outcome, Refusal)
+    assert "its GPU 7 is not on this node" in outcome.text
+
+
+def test_records_of_versions_without_groups_are_of_their_only_gpu(world: World) -> None:
+    got = world.grant()
+    world.ledger.put(structs.replace(got, group="", slot=None))
+    assert world.open_broker(CONFIG).allocations() == [structs.replace(got, slot=None)]
+
+
+def test_a_group_reformed_by_a_reload_is_served_once_its_allocations_are_gone(grouped: World) -> None:
+    got = grouped.grant("pair", "pair0::0")
+    grouped.broker.apply_config(structs.replace(GROUPED, groups=(("pair0", (1, 2)),)))
+    grouped.tell()
+    grouped.keeper.attach()
+    assert set(grouped.specs.files) == {got.key}, "what is held goes on as it was granted"
+    assert isinstance(grouped.broker.allocate("gpufrac.dev/pair", ["pair0::1"]), Refusal)
+    assert isinstance(grouped.broker.allocate("gpufrac.dev/a", [f"{uuid(0)}::0"]), Refusal)
+    grouped.pass_time(30)
+    grouped.tell()
+    new = grouped.grant("pair", "pair0::1")
+    assert new.gpus == (uuid(1), uuid(2))
+    assert grouped.grant("a", f"{uuid(0)}::0").gpus == (uuid(0),)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_an_answer_names_what_will_be_mounted_before_mpsd_made_it(short_tmp: Path, protocol: int) -> None:
+    """Also right after a restart, before mpsd has answered."""
+    cfg = structs.replace(GROUPED, cdi=CdiConfig(delivery=Delivery.BOTH), enforcement_minimum=Enforcement.NONE)
+    cfg = structs.replace(cfg, resources=tuple(structs.replace(r, enforcement=Enforcement.NONE) for r in cfg.resources))
+    world = World(short_tmp, cfg, gpus=3)
+    world.tell(structs.replace(PROTOCOL_3, protocol=protocol, pinned_limit_bytes=80 << 30))
+    known = lastknown.without_moments(world.broker.gpus())
+    world.broker = world.open_broker(cfg)
+    world.broker.restore_gpus(known)
+    service = DevicePlugin("gpufrac.dev/pair", world.broker, lambda: None, lambda: None)
+    request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["pair0::1"])])
+    (answer,) = service.Allocate(request, context=None).container_responses  # type: ignore[arg-type]
+    (mount,) = answer.mounts
+    (wanted,) = world.broker.desired().allocations
+    dirs = daemon_dirs(cfg.mps, "pair0")
+    assert mount.container_path == "/tmp/nvidia-mps"
+    assert mount.host_path == (dirs.pipe if protocol == 2 else mount_directory(dirs, namespace_of(wanted).name))
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{uuid(0)},{uuid(1)}"
+    world.ledger.close()

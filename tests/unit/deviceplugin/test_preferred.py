@@ -1,6 +1,6 @@
 """Packing: fewest idle GPUs, best fit, units of one GPU together."""
 
-from deviceplugin.ids import device_id, gpu_of
+from deviceplugin.ids import device_id, group_of
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.model import NodeView
 from deviceplugin.plan.preferred import preferred
@@ -25,20 +25,20 @@ def ask(node_view: NodeView, name: str, accounts: Accounts, size: int, must: tup
 def test_a_gpu_in_use_is_filled_before_an_idle_one_is_touched() -> None:
     accounts = Accounts()
     accounts.add(allocation("a", device_id(uuid(1), 0)))
-    assert gpu_of(ask(view(80, 80), "a", accounts, 1)[0]) == uuid(1)
+    assert group_of(ask(view(80, 80), "a", accounts, 1)[0]) == uuid(1)
 
 
 def test_the_tightest_gpu_that_fits_is_taken() -> None:
     accounts = Accounts()
     accounts.add(allocation("a", device_id(uuid(0), 0)))
     accounts.add(allocation("u", *(device_id(uuid(1), n) for n in range(60)), gib=1))
-    assert gpu_of(ask(view(80, 80, 80), "a", accounts, 1)[0]) == uuid(1)
+    assert group_of(ask(view(80, 80, 80), "a", accounts, 1)[0]) == uuid(1)
 
 
 def test_a_gpu_that_is_full_is_not_wished_for() -> None:
     accounts = Accounts()
     accounts.add(allocation("u", *(device_id(uuid(0), n) for n in range(75)), gib=1))
-    assert gpu_of(ask(view(80, 80), "a", accounts, 1)[0]) == uuid(1)
+    assert group_of(ask(view(80, 80), "a", accounts, 1)[0]) == uuid(1)
 
 
 def test_units_lie_on_one_gpu_and_join_those_that_must_be_included() -> None:
@@ -46,7 +46,7 @@ def test_units_lie_on_one_gpu_and_join_those_that_must_be_included() -> None:
     must = (device_id(uuid(1), 0), device_id(uuid(1), 1))
     got = ask(node_view, "u", Accounts(), 20, must)
     assert len(set(got)) == 20
-    assert {gpu_of(identifier) for identifier in got} == {uuid(1)}
+    assert {group_of(identifier) for identifier in got} == {uuid(1)}
     assert got[:2] == list(must)
 
 

@@ -4,7 +4,7 @@ import msgspec
 
 from cdi.encode import encode_spec
 from deviceplugin import render
-from mpsd.config.model import Delivery
+from mpsd.config.model import Delivery, MpsConfig
 from mpsd.gpu.model import Mode
 from tests.builders import allocation, uuid
 
@@ -69,3 +69,11 @@ def test_the_key_comes_back_from_our_device_name_only() -> None:
     assert render.key_of_device(f"gpufrac.dev/allocation=s{A.key}") == A.key
     for name in ("", "x", "nvidia.com/gpu=0", "gpufrac.dev/allocation=", "gpufrac.dev/allocation=s12"):
         assert render.key_of_device(name) is None
+
+
+def test_a_container_sees_the_daemons_shared_memory_only_where_the_config_says_so() -> None:
+    assert render.shared_memory(A, MpsConfig()) == ""
+    directory = render.shared_memory(A, MpsConfig(shared_memory=True))
+    assert uuid(0) in directory
+    assert render.mounts(A, PIPE, directory) == (("/tmp/nvidia-mps", PIPE), ("/dev/shm", directory))
+    assert render.mounts(msgspec.structs.replace(A, mode=Mode.TIME_SLICING), PIPE, directory) == ()

@@ -1,0 +1,83 @@
+"""What an operator should look at, from what both processes say (pure). One cause is one line, however many it hits."""
+
+from collections.abc import Iterable
+
+from deviceplugin.status import PluginStatus
+from mpsd.snapshot import Snapshot
+
+SHOWN = 3
+"""How many of those that one cause hits are named."""
+
+
+def attention(snapshot: Snapshot | None, plugin: PluginStatus | None, errors: Iterable[str] = ()) -> list[str]:
+    """All lines, most serious first.
+
+    Args:
+        errors: why a process does not answer.
+    """
+    lines = [error for error in errors if error]
+    if snapshot is not None:
+        lines += _of_mpsd(snapshot)
+    if plugin is not None:
+        lines += _of_plugin(plugin, mpsd_known_down=snapshot is None)
+    return list(dict.fromkeys(lines))
+
+
+def _of_mpsd(snapshot: Snapshot) -> list[str]:
+    lines = [f"config: {snapshot.config_error}"] if snapshot.config_error else []
+    if snapshot.reason:
+        lines.append(snapshot.reason)
+    sick, daemons, foreign = [], [], []
+    for gpu in snapshot.gpus:
+        name = f"GPU {gpu.info.index}"
+        if gpu.health != "ok":
+            sick.append((f"{name} ({gpu.info.uuid})", f"is {gpu.health}: {gpu.reason}"))
+        daemon = gpu.daemon
+        if daemon is not None and (daemon.state != "ready" or daemon.wedged):
+            state = "wedged" if daemon.wedged else daemon.state
+            owner = f"group {daemon.name}" if daemon.name not in ("", gpu.info.uuid) else name
+            daemons.append((owner, f"its MPS daemon is {state}: {daemon.reason or 'no reason given'}"))
+        if gpu.foreign_processes:
+            pids = ", ".join(str(pid) for pid in gpu.foreign_processes)
+            foreign.append((name, f"processes without an allocation use it: pid {pids}"))
+    lines += _together(sick, " ") + _together(daemons) + _together(foreign)
+    return lines + list(snapshot.warnings)
+
+
+def _of_plugin(plugin: PluginStatus, *, mpsd_known_down: bool) -> list[str]:
+    lines = [f"config: {plugin.config_error}"] if plugin.config_error else []
+    if plugin.config_restart_needed:
+        lines.append(f"config: restart the plugin to put in force: {plugin.config_restart_needed}")
+    if plugin.mpsd_error and not mpsd_known_down:
+        lines.append(plugin.mpsd_error)
+    lines += [error for error in (plugin.kubelet_error, plugin.checkpoint_error, plugin.cdi_error) if error]
+    lines += plugin.problems
+    unregistered, closed = [], []
+    for resource in plugin.resources:
+        if resource.registration != "registered":
+            why = resource.registration_error or resource.registration
+            unregistered.append((resource.name, f"is not registered: {why}"))
+        if resource.listed == 0 and resource.reason:  # closed as a whole; that GPUs are full is no trouble
+            closed.append((resource.name, f"offers nothing: {resource.reason}"))
+    lines += _together(unregistered, " ") + _together(closed, " ")
+    lines += _together([(f"GPU {gpu.index}", gpu.reason) for gpu in plugin.gpus if gpu.reason])
+    hit = []
+    for allocation in plugin.allocations:
+        if allocation.reason and allocation.state != "leaving":
+            names = (allocation.namespace, allocation.pod, allocation.container)
+            owner = "/".join(names) if allocation.pod else allocation.key
+            hit.append((owner, f"{allocation.state}: {allocation.reason}"))
+    return lines + _together(hit)
+
+
+def _together(hit: Iterable[tuple[str, str]], joint: str = ": ") -> list[str]:
+    """(who, what) pairs as lines: those with the same what share one."""
+    by_what: dict[str, dict[str, None]] = {}
+    for who, what in hit:
+        by_what.setdefault(what, {})[who] = None
+    lines = []
+    for what, everyone in by_what.items():
+        named = list(everyone)
+        more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+        lines.append(f"{', '.join(named[:SHOWN])}{more}{joint}{what}")
+    return lines

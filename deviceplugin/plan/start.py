@@ -1,0 +1,115 @@
+"""May a container start now, and what does it mount? Judged from what mpsd said last (pure)."""
+
+from collections.abc import Mapping
+
+from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.view import service_trouble
+from mpsd.config.model import Enforcement
+from mpsd.gpu.model import GpuHealth, Mode
+from mpsd.quantity import format_bytes
+from mpsd.snapshot import Attached, DaemonStatus, GpuStatus
+
+Gpus = Mapping[str, GpuStatus]
+"""All GPUs that mpsd reports, by UUID."""
+
+
+def start_objection(allocation: Allocation, gpus: Gpus) -> str:
+    """Why a container of this allocation may not start on its GPUs as they are now; empty when it may.
+
+    Each GPU must be there and bound to the mode. For sm-sharing its daemon must serve just these GPUs, answer, and hold
+    the container to its limit: by a default limit that is not below it, or under MPS protocol 3 by a namespace of its
+    own.
+    """
+    return gpus_objection(allocation, gpus) or attach_objection(allocation, gpus)
+
+
+def gpus_objection(allocation: Allocation, gpus: Gpus) -> str:
+    """The part that is the same for all allocations of one mode and limit on the same GPUs."""
+    several = len(allocation.gpus) > 1
+    for uuid in allocation.gpus:
+        gpu = gpus.get(uuid)
+        if gpu is None:
+            return f"its GPU {uuid} is not known to mpsd" if several else "its GPU is not known to mpsd"
+        if reason := _gpu_objection(allocation, gpu):
+            return f"GPU {gpu.info.index}: {reason}" if several else reason
+    if allocation.mode is Mode.SM_SHARING:
+        served = {uuid for uuid, gpu in gpus.items() if gpu.group == allocation.group}
+        if served != set(allocation.gpus):
+            return f"its MPS daemon serves other GPUs than the {len(allocation.gpus)} of group {allocation.group}"
+    return ""
+
+
+def _gpu_objection(allocation: Allocation, gpu: GpuStatus) -> str:
+    if gpu.health is GpuHealth.LOST:
+        return gpu.reason or "its GPU is lost"
+    if allocation.mode is Mode.SM_SHARING:
+        if trouble := service_trouble(gpu.daemon):
+            return trouble
+        assert gpu.daemon is not None
+        if gpu.daemon.name != allocation.group:
+            return f"its MPS daemon is still that of group {gpu.daemon.name}"
+        if reason := _default_limit_objection(allocation, gpu.daemon):
+            return reason
+    if gpu.mode is not allocation.mode:
+        return f"its GPU is not in {allocation.mode} yet" + (f": {gpu.reason}" if gpu.reason else "")
+    return ""
+
+
+def _default_limit_objection(allocation: Allocation, daemon: DaemonStatus) -> str:
+    if daemon.protocol != 2:
+        return ""
+    if not daemon.pipe_directory:
+        return "its MPS daemon names no pipe directory"
+    limit_bytes = daemon.pinned_limit_bytes
+    if limit_bytes is None or limit_bytes < allocation.limit_bytes:
+        return f"its MPS daemon's default limit of {limit_bytes} bytes is below {allocation.limit_bytes} bytes"
+    return ""
+
+
+def attach_objection(allocation: Allocation, gpus: Gpus) -> str:
+    """The part that is the allocation's own: its namespace, under MPS protocol 3. Call when the GPUs are well."""
+    daemon = _daemon(allocation, gpus)
+    if daemon is None or daemon.protocol == 2:
+        return ""
+    attached = _attached(allocation, daemon)
+    if attached is None:
+        return "it has no MPS namespace yet"
+    if attached.objection:
+        return attached.objection
+    if attached.limit_bytes != allocation.limit_bytes:
+        return f"its MPS namespace is limited to {attached.limit_bytes} bytes, not to {allocation.limit_bytes} bytes"
+    return "" if attached.pipe_directory else "its MPS namespace names no directory"
+
+
+def pipe_directory(allocation: Allocation, gpus: Gpus) -> str:
+    """What the container mounts when it may start, empty when it needs no daemon."""
+    daemon = _daemon(allocation, gpus)
+    if daemon is None:
+        return ""
+    attached = _attached(allocation, daemon) if daemon.protocol != 2 else None
+    return attached.pipe_directory if attached is not None else daemon.pipe_directory
+
+
+def loosened(allocation: Allocation, gpus: Gpus) -> str:
+    """Why a live allocation on several GPUs is held to more than its limit, empty when it is not. Under MPS protocol 2
+    the daemon's default alone holds there, and a reload may have raised it."""
+    daemon = _daemon(allocation, gpus)
+    if daemon is None or daemon.protocol != 2 or len(allocation.gpus) == 1:
+        return ""
+    default_bytes = daemon.pinned_limit_bytes or 0
+    if default_bytes <= allocation.limit_bytes or allocation.enforcement is Enforcement.NONE:
+        return ""
+    return (
+        f"its processes are held to {format_bytes(default_bytes)} per GPU by now, not to "
+        f"{format_bytes(allocation.limit_bytes)}: MPS protocol 2 has one limit for all of group {allocation.group}, "
+        "and the config raised it"
+    )
+
+
+def _daemon(allocation: Allocation, gpus: Gpus) -> DaemonStatus | None:
+    gpu = gpus.get(allocation.gpus[0])
+    return gpu.daemon if gpu is not None and allocation.mode is Mode.SM_SHARING else None
+
+
+def _attached(allocation: Allocation, daemon: DaemonStatus) -> Attached | None:
+    return next((attached for attached in daemon.attached if attached.key == allocation.key), None)

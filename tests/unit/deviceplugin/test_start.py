@@ -1,0 +1,120 @@
+"""When a container may start, and what it mounts."""
+
+from collections.abc import Callable
+
+import pytest
+from msgspec import structs
+
+from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.start import loosened, pipe_directory, start_objection
+from mpsd.config.model import GIB, Enforcement
+from mpsd.gpu.model import GpuHealth, Mode
+from mpsd.snapshot import Attached, DaemonState, DaemonStatus, GpuStatus
+from tests.builders import allocation, info, status, uuid
+
+ONE = allocation("a", f"{uuid(0)}::0")
+PAIR = allocation("pair", "pair0::0", gpus=(uuid(0), uuid(1)))
+SLICED = allocation("t", f"{uuid(0)}::0", mode=Mode.TIME_SLICING)
+
+
+def daemon(protocol: int = 2, **changes: object) -> DaemonStatus:
+    fields: dict[str, object] = {
+        "state": DaemonState.READY,
+        "protocol": protocol,
+        "pipe_directory": "/run/mps",
+        "pinned_limit_bytes": 8 * GIB if protocol == 2 else None,
+    }
+    if protocol == 3:
+        fields["attached"] = tuple(Attached(a.key, f"/run/ns/{a.group}", a.limit_bytes) for a in (ONE, PAIR))
+    return DaemonStatus(**(fields | changes))  # type: ignore[arg-type]
+
+
+def reported(live: Allocation, served: DaemonStatus | None, *others: GpuStatus) -> dict[str, GpuStatus]:
+    """All its GPUs as mpsd would have them, then `others` in their stead."""
+    gpus = [status(info(n), group=live.group, daemon=served, mode=live.mode) for n in range(len(live.gpus))]
+    gpus += [status(info(5))]
+    return {gpu.info.uuid: gpu for gpu in (*gpus, *others)}
+
+
+@pytest.mark.parametrize("live", [ONE, PAIR], ids=["one", "pair"])
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("state", [DaemonState.READY, DaemonState.DRAINING])
+def test_it_may_start_on_a_daemon_that_serves(live: Allocation, protocol: int, state: DaemonState) -> None:
+    gpus = reported(live, daemon(protocol, state=state))
+    assert start_objection(live, gpus) == ""
+    assert pipe_directory(live, gpus) == ("/run/mps" if protocol == 2 else f"/run/ns/{live.group}")
+
+
+def attached(**changes: object) -> Callable[[Allocation], tuple[Attached, ...]]:
+    return lambda live: (structs.replace(Attached(live.key, "/run/ns/x", live.limit_bytes), **changes),)
+
+
+@pytest.mark.parametrize("live", [ONE, PAIR], ids=["one", "pair"])
+@pytest.mark.parametrize(
+    ("protocol", "changes", "said"),
+    [
+        (2, {"state": DaemonState.BACKOFF, "reason": "it died"}, "its MPS daemon is backoff: it died"),
+        (2, {"wedged": True, "reason": "queries hang"}, "its MPS daemon is wedged: queries hang"),
+        (3, {"state": DaemonState.DRAINING, "wedged": True}, "its MPS daemon is wedged"),
+        (2, {"name": "other"}, "still that of group other"),
+        (2, {"pipe_directory": ""}, "names no pipe directory"),
+        (2, {"pinned_limit_bytes": None}, "is below"),
+        (2, {"pinned_limit_bytes": 8 * GIB - 1}, "is below"),
+        (3, {"attached": ()}, "no MPS namespace yet"),
+        (3, {"attached": attached(key="0" * 20)}, "no MPS namespace yet"),
+        (3, {"attached": attached(objection="it has clients")}, "it has clients"),
+        (3, {"attached": attached(limit_bytes=9 * GIB)}, f"limited to {9 * GIB} bytes, not to {8 * GIB}"),
+        (3, {"attached": attached(pipe_directory="")}, "names no directory"),
+    ],
+)
+def test_it_may_not_start_on_one_that_does_not_hold_its_limit(
+    live: Allocation, protocol: int, changes: dict[str, object], said: str
+) -> None:
+    made = {key: value(live) if callable(value) else value for key, value in changes.items()}
+    assert said in start_objection(live, reported(live, daemon(protocol, **made)))
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ({"mode": None, "reason": "foreign processes"}, "GPU 1: its GPU is not in sm-sharing yet: foreign processes"),
+        ({"health": GpuHealth.LOST, "reason": "off the bus"}, "GPU 1: off the bus"),
+        ({"daemon": None}, "GPU 1: its MPS daemon has not been started"),
+        ({"group": uuid(1)}, "serves other GPUs than the 2 of group pair0"),
+    ],
+)
+def test_every_member_of_a_group_must_be_fit(second: dict[str, object], said: str) -> None:
+    made = daemon(name="pair0")
+    fields: dict[str, object] = {"group": "pair0", "daemon": made, "mode": Mode.SM_SHARING}
+    gpus = reported(PAIR, made, status(info(1), **(fields | second)))
+    assert said in start_objection(PAIR, gpus)
+
+
+def test_a_daemon_of_more_gpus_numbers_them_otherwise() -> None:
+    gpus = reported(PAIR, daemon(), status(info(2), group="pair0", daemon=daemon(), mode=Mode.SM_SHARING))
+    assert "serves other GPUs" in start_objection(PAIR, gpus)
+    del gpus[uuid(1)]
+    assert f"its GPU {uuid(1)} is not known to mpsd" in start_objection(PAIR, gpus)
+
+
+def test_time_slicing_needs_no_daemon() -> None:
+    gpus = reported(SLICED, None)
+    assert start_objection(SLICED, gpus) == ""
+    assert pipe_directory(SLICED, gpus) == ""
+
+
+@pytest.mark.parametrize(
+    ("live", "protocol", "loose"),
+    [
+        (PAIR, 2, True),
+        (structs.replace(PAIR, enforcement=Enforcement.NONE), 2, False),
+        (PAIR, 3, False),
+        (ONE, 2, False),
+    ],
+)
+def test_a_group_whose_one_limit_was_raised_holds_nobody_to_the_old(
+    live: Allocation, protocol: int, loose: bool
+) -> None:
+    gpus = reported(live, daemon(protocol, pinned_limit_bytes=40 * GIB))
+    assert bool(loosened(live, gpus)) is loose
+    assert loosened(live, reported(live, daemon(protocol, pinned_limit_bytes=8 * GIB))) == ""
