@@ -16,7 +16,7 @@ class Lazy(NamedTuple):
 
 COMMANDS = {
     "status": Lazy("deviceplugin.cli.node", "status", "The node in one minute: processes, GPUs, what needs attention."),
-    "gpus": Lazy("deviceplugin.cli.node", "gpus", "GPUs: health, mode, memory granted and free."),
+    "gpus": Lazy("deviceplugin.cli.gpus", "gpus", "GPUs: health, mode, MPS daemon, memory granted and free."),
     "resources": Lazy(
         "deviceplugin.cli.node", "resources", "Resources: registered, listed, what can still be had, and why not."
     ),
@@ -24,6 +24,12 @@ COMMANDS = {
         "deviceplugin.cli.node", "allocations", "Allocations: pod, GPU, request, limit, mode, enforcement."
     ),
     "daemons": Lazy("deviceplugin.cli.node", "daemons", "MPS control daemons: state, limit read back, restarts."),
+    "clients": Lazy("deviceplugin.cli.clients", "clients", "Processes on the GPUs: pod, allocation, memory, kind."),
+    "drain": Lazy("deviceplugin.cli.drain", "drain", "Give nothing new on GPUs; what runs there goes on."),
+    "undrain": Lazy("deviceplugin.cli.drain", "undrain", "End a drain."),
+    "terminate": Lazy(
+        "deviceplugin.cli.terminate", "terminate", "End a pod's GPU use in the order that keeps its neighbours alive."
+    ),
     "config": Lazy("deviceplugin.cli.config", "config", "Check a config file, or show its effective values."),
     "sim": Lazy("deviceplugin.cli.sim", "sim", "A simulated node: admit pods and see what they would get."),
     "mpsd": Lazy("deviceplugin.cli.processes", "mpsd", "Run the process that owns GPUs and MPS daemons."),
@@ -37,6 +43,7 @@ Examples:
   gpufrac sim run --gpus 2 pod.yaml
   gpufrac status
   gpufrac allocations -o json
+  gpufrac drain 0 --wait
 
 Exit codes: 0 ok, 1 failure, 2 usage or config, 3 process not reachable.
 """

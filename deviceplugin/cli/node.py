@@ -1,4 +1,4 @@
-"""`gpufrac status|gpus|resources|allocations|daemons`: what is on the node, read from both processes' sockets."""
+"""`gpufrac status|resources|allocations|daemons`: what is on the node, read from both processes' sockets."""
 
 import time
 from collections.abc import Callable
@@ -7,14 +7,28 @@ from typing import ParamSpec
 
 import click
 
-from deviceplugin.cli.output import EXIT_UNREACHABLE, Failure, failures, output_option, print_json, print_table, size
+from deviceplugin.attention import attention
+from deviceplugin.cli.output import (
+    EXIT_UNREACHABLE,
+    Failure,
+    complain,
+    failures,
+    output_option,
+    print_json,
+    print_table,
+    size,
+    some,
+)
 from deviceplugin.status import PluginStatus
 from mpsd.errors import GpufracError, NotReachableError
-from mpsd.snapshot import Snapshot
+from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
 P = ParamSpec("P")
 
 DEFAULT_RUN_ROOT = "/run/gpufrac"
+LOG_LINES = 5
+"""How many log lines of a daemon in trouble are shown."""
+IN_TROUBLE = ("wedged", DaemonState.KILLING, DaemonState.BACKOFF, DaemonState.FAILED)
 
 
 def node_options(command: Callable[P, None]) -> Callable[P, None]:
@@ -43,7 +57,7 @@ class Node:
     def need_any(self) -> None:
         """Raises Failure (exit 3) when neither answers."""
         if self.mpsd is None and self.plugin is None:
-            raise Failure(f"{self.mpsd_error}\ngpufrac: {self.plugin_error}", EXIT_UNREACHABLE)
+            raise Failure(f"{self.mpsd_error}\n{self.plugin_error}", EXIT_UNREACHABLE)
 
     def need_plugin(self) -> PluginStatus:
         if self.plugin is None:
@@ -58,19 +72,23 @@ class Node:
     def note_down(self) -> None:
         """Says on stderr which process is down."""
         for error in (self.mpsd_error, self.plugin_error):
-            if error:
-                click.echo(f"gpufrac: {error}", err=True)
+            complain(error)
+
+
+def run_root_of(config_path: str | None, run_root: str | None) -> str:
+    """The directory of the sockets. Raises ConfigError for a config that can't be used."""
+    if run_root is None and config_path is not None:
+        from mpsd.config.load import load_config
+
+        run_root = load_config(config_path).mps.run_root
+    return run_root or DEFAULT_RUN_ROOT
 
 
 def look(config_path: str | None, run_root: str | None) -> Node:
     """Asks both processes once."""
     from mpsd.localapi.client import MpsdClient, call
 
-    if run_root is None and config_path is not None:
-        from mpsd.config.load import load_config
-
-        run_root = load_config(config_path).mps.run_root
-    root = run_root or DEFAULT_RUN_ROOT
+    root = run_root_of(config_path, run_root)
     snapshot = plugin = None
     mpsd_error = plugin_error = ""
     try:
@@ -101,25 +119,27 @@ def status(config_path: str | None, run_root: str | None, output: str) -> None:
     """
     node = look(config_path, run_root)
     node.need_any()
-    attention = attention_lines(node)
+    lines = attention(node.mpsd, node.plugin, (node.mpsd_error, node.plugin_error))
     if output == "json":
         print_json(
             {
                 "mpsd": {"up": node.mpsd is not None, "error": node.mpsd_error, "snapshot": node.mpsd},
                 "plugin": {"up": node.plugin is not None, "error": node.plugin_error, "status": node.plugin},
-                "attention": attention,
+                "attention": lines,
             }
         )
         return
     for name, value in overview(node):
         click.echo(f"{name + ':':13} {value}")
     click.echo()
-    if attention:
-        click.echo(f"Needs attention ({len(attention)}):")
-        for line in attention:
+    if lines:
+        click.echo(f"Needs attention ({len(lines)}):")
+        for line in lines:
             click.echo(f"  ! {line}")
     else:
         click.echo("Nothing needs attention.")
+    for line in log_lines(node.mpsd):
+        click.echo(line)
 
 
 def overview(node: Node) -> list[tuple[str, str]]:
@@ -127,12 +147,15 @@ def overview(node: Node) -> list[tuple[str, str]]:
     snapshot, plugin = node.mpsd, node.plugin
     lines = [("mpsd", _up(snapshot.started_unix_s) if snapshot else "DOWN"), ("plugin", "DOWN")]
     if snapshot:
-        ready = sum(1 for gpu in snapshot.gpus if gpu.daemon is not None and gpu.daemon.state == "ready")
+        daemons = daemons_of(snapshot)
+        ready = sum(1 for daemon, _ in daemons if daemon_state(daemon) == "ready")
+        protocols = sorted({f"v{daemon.protocol}" for daemon, _ in daemons})
         well = sum(1 for gpu in snapshot.gpus if gpu.health == "ok")
+        drained = sum(1 for gpu in plugin.gpus if gpu.drained) if plugin else 0
         lines += [
             ("driver", f"{snapshot.driver_version or 'unknown'} ({snapshot.backend})"),
-            ("GPUs", f"{len(snapshot.gpus)}, {well} ok"),
-            ("MPS daemons", f"{ready} ready of {sum(1 for gpu in snapshot.gpus if gpu.daemon is not None)}"),
+            ("GPUs", f"{len(snapshot.gpus)}, {well} ok{f', {drained} drained' if drained else ''}"),
+            ("MPS daemons", f"{ready} ready of {len(daemons)}{f', MPS {some(protocols)}' if protocols else ''}"),
         ]
     if plugin:
         lines[1] = ("plugin", f"{_up(plugin.started_unix_s)}, pid {plugin.pid}")
@@ -147,95 +170,30 @@ def overview(node: Node) -> list[tuple[str, str]]:
     return lines
 
 
-def attention_lines(node: Node) -> list[str]:
-    """Everything an operator should look at, most serious first (pure)."""
-    lines = [error for error in (node.mpsd_error, node.plugin_error) if error]
-    if node.mpsd is not None:
-        lines += _mpsd_attention(node.mpsd)
-    if node.plugin is not None:
-        lines += _plugin_attention(node.plugin, mpsd_known_down=bool(node.mpsd_error))
-    return list(dict.fromkeys(lines))
-
-
-def _mpsd_attention(snapshot: Snapshot) -> list[str]:
-    lines = [f"config: {snapshot.config_error}"] if snapshot.config_error else []
-    if snapshot.reason:
-        lines.append(snapshot.reason)
+def daemons_of(snapshot: Snapshot) -> list[tuple[DaemonStatus, tuple[GpuStatus, ...]]]:
+    """Every MPS daemon with the GPUs it serves (pure)."""
+    served: dict[str, tuple[GpuStatus, ...]] = {}
     for gpu in snapshot.gpus:
-        name = f"GPU {gpu.info.index} ({gpu.info.uuid})"
-        if gpu.health != "ok":
-            lines.append(f"{name} is {gpu.health}: {gpu.reason}")
-        if gpu.daemon is not None and gpu.daemon.state != "ready":
-            lines.append(f"{name}: its MPS daemon is {gpu.daemon.state}: {gpu.daemon.reason or 'no reason given'}")
-        if gpu.foreign_processes:
-            pids = ", ".join(str(pid) for pid in gpu.foreign_processes)
-            lines.append(f"{name}: processes without an allocation use it: pid {pids}")
+        if gpu.daemon is not None:
+            name = gpu.daemon.name or gpu.info.uuid
+            served[name] = (*served.get(name, ()), gpu)
+    return [(gpus[0].daemon, gpus) for gpus in served.values() if gpus[0].daemon is not None]
+
+
+def daemon_state(daemon: DaemonStatus) -> str:
+    """Its state in one word; a wedged one is ready in name only (pure)."""
+    return "wedged" if daemon.wedged else daemon.state
+
+
+def log_lines(snapshot: Snapshot | None) -> list[str]:
+    """What MPS daemons in trouble logged last (pure)."""
+    lines = []
+    for daemon, gpus in daemons_of(snapshot) if snapshot else ():
+        if daemon.last_log and daemon_state(daemon) in IN_TROUBLE:
+            numbers = ", ".join(str(gpu.info.index) for gpu in gpus)
+            lines += ["", f"Last log lines of the MPS daemon of GPU {numbers} ({daemon_state(daemon)}):"]
+            lines += [f"    {line}" for line in daemon.last_log[-LOG_LINES:]]
     return lines
-
-
-def _plugin_attention(plugin: PluginStatus, *, mpsd_known_down: bool) -> list[str]:
-    lines = [f"config: {plugin.config_error}"] if plugin.config_error else []
-    if plugin.config_restart_needed:
-        lines.append(f"config: restart the plugin to put in force: {plugin.config_restart_needed}")
-    if plugin.mpsd_error and not mpsd_known_down:
-        lines.append(plugin.mpsd_error)
-    lines += [error for error in (plugin.kubelet_error, plugin.checkpoint_error, plugin.cdi_error) if error]
-    lines += plugin.problems
-    for resource in plugin.resources:
-        if resource.registration != "registered":
-            lines.append(f"{resource.name} is not registered: {resource.registration_error or resource.registration}")
-        if resource.listed == 0 and resource.reason:  # closed as a whole; that GPUs are full is no trouble
-            lines.append(f"{resource.name} offers nothing: {resource.reason}")
-    lines += [f"GPU {gpu.index}: {gpu.reason}" for gpu in plugin.gpus if gpu.reason]
-    for allocation in plugin.allocations:
-        if allocation.reason and allocation.state != "leaving":
-            owner = (
-                f"{allocation.namespace}/{allocation.pod}/{allocation.container}" if allocation.pod else allocation.key
-            )
-            lines.append(f"{owner}: {allocation.state}: {allocation.reason}")
-    return lines
-
-
-@click.command(epilog="Example: gpufrac gpus -o json")
-@node_options
-@failures
-def gpus(config_path: str | None, run_root: str | None, output: str) -> None:
-    """GPUs: health, compute mode, memory usable, granted and free, and why one takes nothing new."""
-    node = look(config_path, run_root)
-    node.need_any()
-    accounts = {gpu.uuid: gpu for gpu in node.plugin.gpus} if node.plugin else {}
-    states = {gpu.info.uuid: gpu for gpu in node.mpsd.gpus} if node.mpsd else {}
-    if output == "json":
-        print_json(
-            [
-                {"uuid": u, "account": accounts.get(u), "state": states.get(u)}
-                for u in dict.fromkeys((*states, *accounts))
-            ]
-        )
-        node.note_down()
-        return
-    rows = []
-    for uuid in dict.fromkeys((*states, *accounts)):
-        account, state = accounts.get(uuid), states.get(uuid)
-        index = state.info.index if state else account.index if account else None
-        reason = (state.not_shared or state.reason) if state else ""
-        rows.append(
-            (
-                index,
-                uuid,
-                state.info.name if state else None,
-                state.health if state else None,
-                (account.mode if account else state.mode if state else None) or "idle",
-                size(account.usable_bytes) if account else None,
-                size(account.granted_bytes) if account else None,
-                size(account.free_bytes) if account else None,
-                account.allocations if account else None,
-                reason or (account.reason if account else ""),
-            )
-        )
-    columns = ("GPU", "UUID", "NAME", "HEALTH", "MODE", "USABLE", "GRANTED", "FREE", "ALLOCATIONS", "REASON")
-    print_table(columns, rows, "No GPU is known" + (f": {node.mpsd.reason}" if node.mpsd and node.mpsd.reason else "."))
-    node.note_down()
 
 
 @click.command(epilog="Example: gpufrac resources")
@@ -331,30 +289,31 @@ def daemons(config_path: str | None, run_root: str | None, output: str) -> None:
     else:
         rows = [
             (
-                gpu.info.index,
-                gpu.daemon.state,
-                gpu.daemon.pid,
-                f"v{gpu.daemon.protocol}",
-                size(gpu.daemon.pinned_limit_bytes),
-                len(gpu.clients),
-                gpu.daemon.restarts,
-                _age(gpu.daemon.since_unix_s),
-                gpu.daemon.pipe_directory,
-                gpu.daemon.reason,
+                ",".join(str(gpu.info.index) for gpu in served),
+                daemon_state(daemon),
+                daemon.pid,
+                f"v{daemon.protocol}",
+                size(daemon.pinned_limit_bytes),
+                len({client.pid for gpu in served for client in gpu.clients if client.mps}),
+                daemon.restarts,
+                age(daemon.since_unix_s),
+                daemon.pipe_directory,
+                daemon.reason,
             )
-            for gpu in snapshot.gpus
-            if gpu.daemon is not None
+            for daemon, served in daemons_of(snapshot)
         ]
         columns = ("GPU", "STATE", "PID", "MPS", "LIMIT", "CLIENTS", "RESTARTS", "SINCE", "PIPE DIRECTORY", "REASON")
         print_table(columns, rows, f"No MPS daemon runs{': ' + snapshot.reason if snapshot.reason else '.'}")
+        for line in log_lines(snapshot):
+            click.echo(line)
     node.note_down()
 
 
 def _up(started_unix_s: float) -> str:
-    return f"up {_age(started_unix_s)}" if started_unix_s else "up"
+    return f"up {age(started_unix_s)}" if started_unix_s else "up"
 
 
-def _age(since_unix_s: float) -> str:
+def age(since_unix_s: float) -> str:
     if not since_unix_s:
         return "-"
     seconds = max(0, int(time.time() - since_unix_s))

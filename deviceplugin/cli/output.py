@@ -1,6 +1,8 @@
 """How commands print: kubectl-like tables for people, stable JSON for programs, errors with an exit code."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -8,6 +10,7 @@ import click
 import msgspec
 
 from mpsd.errors import ConfigError, GpufracError, NotReachableError
+from mpsd.gpu.model import MIB
 from mpsd.quantity import format_bytes
 
 P = ParamSpec("P")
@@ -21,14 +24,25 @@ output_option = click.option(
 
 
 class Failure(click.ClickException):
-    """A user-facing error: its text on stderr, no stack trace, and the exit code."""
+    """A user-facing error: its text on stderr, no stack trace, and the exit code. Where JSON was asked for, stdout has
+    it as `{"error": ...}`, too, so that it is never empty."""
 
     def __init__(self, text: str, exit_code: int = EXIT_FAILURE) -> None:
         super().__init__(text)
         vars(self)["exit_code"] = exit_code  # click declares it on the class
+        self.as_json = False
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"gpufrac: {self.message}", err=True)
+        if self.as_json:
+            with contextlib.suppress(OSError):  # the exit code has to get out
+                print_json({"error": self.message})
+        complain(self.message)
+
+
+def complain(text: str) -> None:
+    """Says what is wrong on stderr, each line with our name."""
+    for line in text.splitlines():
+        click.echo(f"gpufrac: {line}", err=True)
 
 
 def failures(function: Callable[P, R]) -> Callable[P, R]:
@@ -38,18 +52,41 @@ def failures(function: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except ConfigError as error:
-            raise Failure(str(error), EXIT_CONFIG) from error
-        except NotReachableError as error:
-            raise Failure(str(error), EXIT_UNREACHABLE) from error
-        except GpufracError as error:
-            raise Failure(str(error)) from error
         except BrokenPipeError:
             raise  # click ends quietly
-        except OSError as error:
-            raise Failure(f"cannot finish: {error.strerror or error}") from error
+        except (Failure, GpufracError, OSError) as error:
+            failure = _failure(error)
+            failure.as_json = kwargs.get("output") == "json"
+            raise failure from error
 
     return wrapped
+
+
+def _failure(error: Failure | GpufracError | OSError) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, OSError):
+        return Failure(f"cannot finish: {error.strerror or error}")
+    if isinstance(error, ConfigError):
+        return Failure(str(error), EXIT_CONFIG)
+    return Failure(str(error), EXIT_UNREACHABLE if isinstance(error, NotReachableError) else EXIT_FAILURE)
+
+
+def is_terminal() -> bool:
+    """Whether there is a person to ask."""
+    return sys.stdin.isatty()
+
+
+def confirm(question: str) -> None:
+    """Asks on stderr; stdout is for results.
+
+    Raises:
+        Failure: nobody can be asked (exit 2).
+        click.Abort: the answer is no.
+    """
+    if not is_terminal():
+        raise Failure(f"cannot ask {question!r}: standard input is no terminal: add --yes to go on", EXIT_CONFIG)
+    click.confirm(question, abort=True, err=True)
 
 
 def print_json(value: object) -> None:
@@ -57,15 +94,15 @@ def print_json(value: object) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str, *, err: bool = False) -> None:
     """Left-aligned columns two blanks apart; `empty` is the sentence for no rows."""
     if not rows:
-        click.echo(empty)
+        click.echo(empty, err=err)
         return
     cells = [tuple(columns), *(tuple(cell(value) for value in row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     for row in cells:
-        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip(), err=err)
 
 
 def cell(value: object) -> str:
@@ -80,3 +117,20 @@ def size(value_bytes: int | None) -> str:
     if value_bytes is None:
         return "-"
     return f"-{format_bytes(-value_bytes)}" if value_bytes < 0 else format_bytes(value_bytes)
+
+
+def rounded(value_bytes: int | None) -> str:
+    """Bytes as people read them, to a whole MiB: what a process uses is seldom a round number."""
+    return "-" if value_bytes is None else size(-(-value_bytes // MIB) * MIB)
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 client`, `2 clients`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def some(names: Iterable[str], shown: int = 10) -> str:
+    """The names by comma, each once; of many the first ones."""
+    listed = list(dict.fromkeys(names))
+    more = f" and {len(listed) - shown} more" if len(listed) > shown else ""
+    return ", ".join(listed[:shown]) + more

@@ -21,12 +21,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Size(click.ParamType[int]):
-    """A Kubernetes quantity of at least 1Mi, in bytes."""
+    """A Kubernetes quantity, in bytes."""
 
     name = "size"
 
+    def __init__(self, minimum: str) -> None:
+        self._minimum = minimum
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from mpsd.gpu.model import MIB
         from mpsd.quantity import QuantityError, parse_bytes
 
         if isinstance(value, int):
@@ -35,8 +37,8 @@ class Size(click.ParamType[int]):
             size_bytes = parse_bytes(value)
         except QuantityError as error:
             self.fail(str(error), param, ctx)
-        if size_bytes < MIB:
-            self.fail(f"cannot use {value}: must be at least 1Mi, such as 80Gi", param, ctx)
+        if size_bytes < parse_bytes(self._minimum):
+            self.fail(f"cannot use {value}: must be at least {self._minimum}, such as 80Gi", param, ctx)
         return size_bytes
 
 
@@ -56,7 +58,7 @@ def node_options(command: F) -> F:
     """What kind of node to simulate."""
     for option in (
         click.option("--driver", type=DriverVersion(), metavar="VERSION", help="Driver version. Default: 580.95.05."),
-        click.option("--gpu-memory", type=Size(), metavar="SIZE", help="Memory of each GPU. Default: 80Gi."),
+        click.option("--gpu-memory", type=Size("1Mi"), metavar="SIZE", help="Memory of each GPU. Default: 80Gi."),
         click.option(
             "--gpus",
             type=click.IntRange(1, 64),
@@ -203,13 +205,13 @@ def restart_kubelet(directory: str) -> None:
 
 @sim.command(epilog="Example: gpufrac sim client -d /tmp/node web-0/main --allocate 9Gi")
 @directory_option
-@click.option("--allocate", "size", metavar="SIZE", help="Device memory to allocate, e.g. 9Gi.")
+@click.option("--allocate", "size_bytes", type=Size("1"), metavar="SIZE", help="Device memory to allocate, e.g. 9Gi.")
 @click.option("--device", type=int, default=0, show_default=True, help="Ordinal of the GPU as the container sees it.")
 @click.option("--hold", is_flag=True, help="Keep the memory until standard input ends, SIGTERM, or trouble.")
 @click.option("--info", is_flag=True, help="First print what CUDA found, as one line of JSON.")
 @click.argument("target", metavar="[NAMESPACE/]POD/CONTAINER")
 @failures
-def client(directory: str, size: str | None, device: int, target: str, *, hold: bool, info: bool) -> None:
+def client(directory: str, size_bytes: int | None, device: int, target: str, *, hold: bool, info: bool) -> None:
     """Run a simulated CUDA process with a container's environment.
 
     Prints the bytes granted, or the CUDA error such as CUDA_ERROR_OUT_OF_MEMORY with exit code 1.
@@ -227,7 +229,7 @@ def client(directory: str, size: str | None, device: int, target: str, *, hold: 
     root = os.path.dirname(os.path.dirname(os.path.abspath(mpsd.__file__)))
     code = f"import sys; sys.path.append({root!r}); from mpsd.sim.cuda import main; sys.exit(main())"
     arguments = [sys.executable, "-E", "-c", code, "--device", str(device)]
-    arguments += ["--allocate", size] if size is not None else []
+    arguments += ["--allocate", str(size_bytes)] if size_bytes is not None else []
     arguments += ["--hold"] if hold else []
     arguments += ["--info"] if info else []
     sys.stdout.flush()

@@ -1,0 +1,144 @@
+"""`gpufrac gpus`: every GPU in one line, or all about some."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from deviceplugin.cli.gpuname import GpuName, choose, complete_gpu
+from deviceplugin.cli.node import LOG_LINES, Node, age, daemon_state, log_lines, look, node_options
+from deviceplugin.cli.output import counted, failures, print_json, print_table, size
+from deviceplugin.status import GpuAccount
+from mpsd.snapshot import DaemonStatus, GpuStatus
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What both processes say of one GPU."""
+
+    uuid: str
+    account: GpuAccount | None
+    state: GpuStatus | None
+
+    @property
+    def name(self) -> GpuName:
+        index = self.state.info.index if self.state else self.account.index if self.account else -1
+        group = self.account.group if self.account else self.state.group if self.state else ""
+        return GpuName(index, self.uuid, group if group != self.uuid else "")
+
+    @property
+    def health(self) -> str | None:
+        """Health as mpsd sees it, or what an operator made of a healthy GPU."""
+        health = self.state.health if self.state else None
+        return "drained" if health in (None, "ok") and self.account and self.account.drained else health
+
+    @property
+    def mode(self) -> str:
+        return (self.account.mode if self.account else self.state.mode if self.state else None) or "idle"
+
+    @property
+    def daemon(self) -> DaemonStatus | None:
+        return self.state.daemon if self.state else None
+
+    @property
+    def reason(self) -> str:
+        """Why it takes nothing new; empty when it does."""
+        reason = (self.state.not_shared or self.state.reason) if self.state else ""
+        if not reason and self.daemon and daemon_state(self.daemon) != "ready":
+            reason = self.daemon.reason
+        return reason or (self.account.reason if self.account else "")
+
+
+def gpu_facts(node: Node) -> list[GpuFacts]:
+    """All GPUs by index (pure)."""
+    accounts = {gpu.uuid: gpu for gpu in node.plugin.gpus} if node.plugin else {}
+    states = {gpu.info.uuid: gpu for gpu in node.mpsd.gpus} if node.mpsd else {}
+    found = [GpuFacts(uuid, accounts.get(uuid), states.get(uuid)) for uuid in {**states, **accounts}]
+    return sorted(found, key=lambda gpu: gpu.name)
+
+
+@click.command(epilog="Example: gpufrac gpus 0")
+@click.argument("names", nargs=-1, metavar="[GPU...]", shell_complete=complete_gpu)
+@node_options
+@failures
+def gpus(names: tuple[str, ...], config_path: str | None, run_root: str | None, output: str) -> None:
+    """GPUs: health, compute mode, MPS daemon, memory usable, granted and free, and why one takes nothing new.
+
+    With GPU (an index, a UUID, a unique prefix of one, or a group) everything about it, log lines of its MPS daemon
+    included while that is in trouble.
+    """
+    node = look(config_path, run_root)
+    node.need_any()
+    found = gpu_facts(node)
+    if names:
+        chosen = choose(names, [gpu.name for gpu in found])
+        found = [gpu for gpu in found if gpu.name in chosen]
+    if output == "json":
+        print_json([{"uuid": gpu.uuid, "account": gpu.account, "state": gpu.state} for gpu in found])
+    elif names:
+        click.echo("\n\n".join("\n".join(gpu_detail(gpu)) for gpu in found))
+    else:
+        columns, rows = gpu_table(found)
+        known = f": {node.mpsd.reason}" if node.mpsd and node.mpsd.reason else "."
+        print_table(columns, rows, f"No GPU is known{known}")
+        for line in log_lines(node.mpsd):
+            click.echo(line)
+    node.note_down()
+
+
+def gpu_table(found: Sequence[GpuFacts]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Columns and rows of `gpufrac gpus`; groups have a column where there are some (pure)."""
+    grouped = any(gpu.name.group for gpu in found)
+    rows: list[tuple[object, ...]] = []
+    for gpu in found:
+        account = gpu.account
+        rows.append(
+            (
+                gpu.name.index,
+                gpu.uuid,
+                *([gpu.name.group] if grouped else []),
+                gpu.state.info.name if gpu.state else None,
+                gpu.health,
+                f"{daemon_state(gpu.daemon)} v{gpu.daemon.protocol}" if gpu.daemon else None,
+                gpu.mode,
+                size(account.usable_bytes) if account else None,
+                size(account.granted_bytes) if account else None,
+                size(account.free_bytes) if account else None,
+                account.allocations if account else None,
+                gpu.reason,
+            )
+        )
+    group = ("GROUP",) if grouped else ()
+    memory = ("USABLE", "GRANTED", "FREE")
+    return ("GPU", "UUID", *group, "NAME", "HEALTH", "MPS", "MODE", *memory, "ALLOCATIONS", "REASON"), rows
+
+
+def gpu_detail(gpu: GpuFacts) -> list[str]:
+    """Everything about one GPU (pure)."""
+    state, account, daemon = gpu.state, gpu.account, gpu.daemon
+    facts = [("group", gpu.name.group), ("health", gpu.health), ("mode", gpu.mode)]
+    if state:
+        facts += [("model", state.info.name), ("compute mode", state.driver_compute_mode)]
+    if account:
+        facts += [
+            ("drained", account.drained),
+            ("usable", size(account.usable_bytes)),
+            ("granted", f"{size(account.granted_bytes)} in {counted(account.allocations, 'allocation')}"),
+            ("free", size(account.free_bytes)),
+        ]
+    facts.append(("nothing new", gpu.reason))
+    if daemon:
+        facts += [
+            ("MPS daemon", f"{daemon_state(daemon)} since {age(daemon.since_unix_s)}, v{daemon.protocol}"),
+            ("", f"pid {daemon.pid or '-'}, {counted(daemon.restarts, 'restart')}"),
+            ("its reason", daemon.reason),
+            ("its limit", size(daemon.pinned_limit_bytes)),
+            ("its logs", daemon.log_directory),
+        ]
+    if state:
+        facts.append(("processes", f"{len(state.clients)} (gpufrac clients --gpu {gpu.name.index})"))
+    lines = [f"{gpu.name} {gpu.uuid}"]
+    lines += [f"  {f'{what}:' if what else '':14} {value}" for what, value in facts if value]
+    if daemon and daemon.last_log:
+        lines += ["  last log lines:", *(f"    {line}" for line in daemon.last_log[-LOG_LINES:])]
+    return lines
