@@ -6,7 +6,6 @@ a kubelet re-admits pods within a second of its start, and they fail while the r
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -22,7 +21,7 @@ from deviceplugin.ledger import Ledger
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.errors import ConfigError, GpufracError
-from mpsd.log import configure, get_logger
+from mpsd.log import complain, configure, get_logger
 from mpsd.processes import boot_id
 from mpsd.processlock import ProcessLock
 
@@ -55,11 +54,10 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
         with ProcessLock(config.mps.run_root, "plugin", wait_s=LOCK_WAIT_S, stop=stop):
             serve(config, config_path, stop)
     except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - for the person at the terminal, problem by problem
+        complain(str(error))
         return 2
     except (GpufracError, CdiError, OSError) as error:
-        text = error if isinstance(error, GpufracError | CdiError) else f"cannot start the plugin: {error}"
-        print(text, file=sys.stderr)  # noqa: T201
+        complain(str(error) if isinstance(error, GpufracError | CdiError) else f"cannot start the plugin: {error}")
         return 1
     return 0
 

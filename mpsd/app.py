@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from mpsd.host import checks, reexec, survival
 from mpsd.host.place import HostPlace
 from mpsd.localapi.server import LocalServer, Method
 from mpsd.localapi.wire import MAX_BLOCK_S
-from mpsd.log import configure, get_logger
+from mpsd.log import complain, configure, get_logger
 from mpsd.processlock import ProcessLock
 from mpsd.snapshot import Desired, GpuClients, Snapshot
 from mpsd.state import StateFile
@@ -67,10 +66,10 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
                 stop.wait()
                 log.info("mpsd stops")
     except ConfigError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - for the person at the terminal, problem by problem
+        complain(str(error))
         return 2
     except (GpufracError, OSError) as error:
-        print(error if isinstance(error, GpufracError) else f"cannot start mpsd: {error}", file=sys.stderr)  # noqa: T201
+        complain(str(error) if isinstance(error, GpufracError) else f"cannot start mpsd: {error}")
         return 1
     return 0
 

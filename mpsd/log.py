@@ -68,6 +68,12 @@ def configure(
     logging.raiseExceptions = False  # a broken standard error must not break the daemon
 
 
+def complain(text: str) -> None:
+    """Tells the person at the terminal why a process does not run. Several lines are problems that name their own
+    places."""
+    print(text if "\n" in text else f"gpufrac: {text}", file=sys.stderr)  # noqa: T201
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """Ours, so that configure() finds it again."""
 

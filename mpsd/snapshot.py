@@ -117,6 +117,26 @@ class GpuClients(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class Outcome(StrEnum):
+    """Of a client that was to be ended. TERMINATED: its contexts are gone, the process lives. KILLED: the process is
+    gone. LEFT: it uses the GPU on."""
+
+    TERMINATED = "terminated"
+    KILLED = "killed"
+    LEFT = "left"
+
+
+class Termination(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one client. `error` says why not more."""
+
+    pid: int
+    gpu: str
+    allocation_key: str
+    command: str
+    outcome: Outcome
+    error: str = ""
+
+
 class DesiredAllocation(msgspec.Struct, frozen=True, kw_only=True):
     """A live allocation as mpsd needs it. `limit_bytes` is per GPU. `slot` is the slot of its share, None for units:
     under protocol 3 a fixed share has its namespace in the daemon's config, units get one of their own."""

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import uuid as uuids
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
@@ -178,8 +178,17 @@ class Supervisor:
                 found[uuid] = untold(uuid, f"no answer in {timeout_s:g} s")
         return found
 
+    def gpus_of(self, keys: Collection[str]) -> tuple[str, ...]:
+        """The GPUs of these allocations, and those on which clients of them were seen."""
+        return self._ask(partial(self._on_gpus_asked, frozenset(keys)))
+
+    def _on_gpus_asked(self, keys: frozenset[str]) -> tuple[str, ...]:
+        desired = {uuid for a in self._desired.allocations if a.key in keys for uuid in a.gpus}
+        seen = {uuid for uuid, gpu in self._gpus.items() if any(c.allocation_key in keys for c in gpu.usage.clients)}
+        return tuple(uuid for uuid in self._gpus if uuid in desired | seen)
+
     def terminate_client(self, uuid: str, pid: int, timeout_s: float) -> None:
-        """Has the daemon on a GPU destroy the contexts of one client. Raises GpufracError when that is not confirmed."""
+        """Has the daemon on a GPU destroy the contexts of one client. Raises GpufracError when it does not confirm."""
         answer: queue.SimpleQueue[GpufracError | None] = queue.SimpleQueue()
         self._post(partial(self._on_terminate, uuid, pid, answer))
         try:

@@ -7,39 +7,17 @@ its process is killed only after the daemon said that this is done.
 
 import time
 from collections.abc import Collection, Sequence
-from enum import StrEnum
-
-import msgspec
 
 from mpsd import processes
 from mpsd.daemon import process
 from mpsd.errors import GpufracError
 from mpsd.log import get_logger
-from mpsd.snapshot import GpuClient
+from mpsd.snapshot import GpuClient, Outcome, Termination
 from mpsd.supervision.supervisor import Supervisor
 
 log = get_logger("mpsd")
 
 KILL_S = 5.0
-
-
-class Outcome(StrEnum):
-    """TERMINATED: its contexts are gone, the process lives. KILLED: the process is gone. LEFT: it uses the GPU on."""
-
-    TERMINATED = "terminated"
-    KILLED = "killed"
-    LEFT = "left"
-
-
-class Termination(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one client. `error` says why not more."""
-
-    pid: int
-    gpu: str
-    allocation_key: str
-    command: str
-    outcome: Outcome
-    error: str = ""
 
 
 class Terminator:
@@ -61,8 +39,7 @@ class Terminator:
             What became of each client, and why clients of some GPUs can't be told.
         """
         deadline_s = time.monotonic() + timeout_s
-        gpus = [gpu.info.uuid for gpu in self._supervisor.snapshot.gpus]
-        found = self._supervisor.clients(gpus, timeout_s / 2)
+        found = self._supervisor.clients(self._supervisor.gpus_of(keys), timeout_s / 2)
         errors = [answer.error for answer in found.values() if answer.error]
         done: dict[int, Termination] = {}
         for uuid, answer in found.items():
@@ -83,13 +60,18 @@ class Terminator:
                 outcome = Outcome.TERMINATED
             except GpufracError as refused:
                 error = str(refused)
-        if kill and (force or not error) and identity is not None and processes.marker(client.pid) == key:
-            if process.kill_and_wait(lambda: [identity], KILL_S):
-                error = error or "its process can't be killed"
-            else:
-                outcome, error = Outcome.KILLED, ""
-        elif error:
+        if not kill:
+            error = error or ("" if client.mps else "it is no MPS client: only killing its process ends it")
+        elif error and not force:
             error += ": it was not killed, as that could take its neighbours down"
+        elif identity is None or not process.is_alive(identity):
+            outcome, error = Outcome.KILLED, ""  # gone by itself once its contexts were
+        elif processes.marker(client.pid) != key:
+            error = error or "its process is not the allocation's any more"
+        elif process.kill_and_wait(lambda: [identity], KILL_S):
+            error = error or "its process can't be killed"
+        else:
+            outcome, error = Outcome.KILLED, ""
         return Termination(
             pid=client.pid, gpu=uuid, allocation_key=key, command=client.command, outcome=outcome, error=error
         )

@@ -9,8 +9,9 @@ import pytest
 from mpsd.daemon.controller import MpsClients
 from mpsd.errors import TransientError
 from mpsd.gpu.model import GpuProcess
-from mpsd.snapshot import DaemonState
-from mpsd.supervision.terminate import Outcome, Terminator
+from mpsd.snapshot import DaemonState, Desired, Outcome
+from mpsd.supervision.terminate import Terminator
+from tests.desired import allocation
 from tests.unit.mpsd.supervision.test_supervisor import (
     CALM,
     ONE,
@@ -30,6 +31,7 @@ def bench(short_tmp: Path, watchless: None) -> Iterator[Bench]:
     with running(Bench(short_tmp, CALM)) as bench:
         bench.supervisor.inventory_changed(inventory(state_of(ONE)))
         bench.until_daemon(ONE, DaemonState.READY)
+        bench.supervisor.apply(Desired(allocations=(allocation(ONE, key="k1"), allocation(ONE, key="k2", slot=1))))
         yield bench
 
 
@@ -74,6 +76,7 @@ def test_a_process_without_mps_can_only_be_killed(bench: Bench) -> None:
         terminator = use(bench, pid, mps=())
         (one,), _ = terminator.terminate(["k1"], kill=False, force=False, timeout_s=10.0)
         assert (one.outcome, bench.host.terminated) == (Outcome.LEFT, [])
+        assert one.error == "it is no MPS client: only killing its process ends it"
         (one,), _ = terminator.terminate(["k1"], kill=True, force=False, timeout_s=10.0)
         assert one.outcome is Outcome.KILLED
 
@@ -81,6 +84,7 @@ def test_a_process_without_mps_can_only_be_killed(bench: Bench) -> None:
 def test_what_cannot_be_told_is_an_error(bench: Bench) -> None:
     terminator = use(bench, mps=())
     bench.host.fail["clients"] = TransientError("cannot get an answer")
+    assert terminator.terminate(["other"], kill=False, force=False, timeout_s=10.0) == ((), ())
     done, errors = terminator.terminate(["k1"], kill=False, force=False, timeout_s=10.0)
     assert (done, errors) == ((), (f"cannot list the clients of GPU {ONE}: cannot get an answer",))
     bench.host.fail.clear()
