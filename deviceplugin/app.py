@@ -5,7 +5,6 @@ a kubelet re-admits pods within a second of its start, and they fail while the r
 """
 
 import os
-import signal
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -24,6 +23,7 @@ from mpsd.errors import ConfigError, GpufracError
 from mpsd.log import complain, configure, get_logger
 from mpsd.processes import boot_id
 from mpsd.processlock import ProcessLock
+from mpsd.stopsignal import Stop, StopSignal
 
 log = get_logger("plugin")
 
@@ -41,28 +41,21 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
         Exit code: 0 stopped, 1 another instance or no ledger, 2 bad config.
     """
     configure(log_format)
-    stop = threading.Event()
-
-    def on_signal(number: int, _: object) -> None:
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
-    try:
-        config = load_config(config_path)
-        with ProcessLock(config.mps.run_root, "plugin", wait_s=LOCK_WAIT_S, stop=stop):
-            serve(config, config_path, stop)
-    except ConfigError as error:
-        complain(str(error))
-        return 2
-    except (GpufracError, CdiError, OSError) as error:
-        complain(str(error) if isinstance(error, GpufracError | CdiError) else f"cannot start the plugin: {error}")
-        return 1
+    with StopSignal() as stop:
+        try:
+            config = load_config(config_path)
+            with ProcessLock(config.mps.run_root, "plugin", wait_s=LOCK_WAIT_S, stop=stop):
+                serve(config, config_path, stop)
+        except ConfigError as error:
+            complain(str(error))
+            return 2
+        except (GpufracError, CdiError, OSError) as error:
+            complain(str(error) if isinstance(error, GpufracError | CdiError) else f"cannot start the plugin: {error}")
+            return 1
     return 0
 
 
-def serve(config: NodeConfig, config_path: str, stop: threading.Event) -> None:
+def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:
     """Registers, then starts everything else, and waits for `stop`."""
     late = LateRecheck()
     known_path = os.path.join(config.state_root, "plugin", "node.json")

@@ -2,11 +2,10 @@
 
 import os
 import resource
-import signal
 import threading
 import time
 from contextlib import ExitStack
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -29,6 +28,7 @@ from mpsd.log import complain, configure, get_logger
 from mpsd.processlock import ProcessLock
 from mpsd.snapshot import Desired, GpuClients, Snapshot
 from mpsd.state import StateFile
+from mpsd.stopsignal import StopSignal
 from mpsd.supervision.supervisor import Supervisor
 from mpsd.supervision.terminate import Terminator
 
@@ -44,6 +44,7 @@ PROBE_S, PROBE_BYTES = 10.0, 4096
 CLEANUP_S = MAX_BLOCK_S - 2.0
 MAX_UUIDS = 256
 MAX_KEYS = 256
+MAX_REASON = 200
 TERMINATE_S = MAX_BLOCK_S - 8.0
 
 
@@ -54,29 +55,22 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
         Exit code: 0 stopped, 1 another instance or no state directory, 2 bad config.
     """
     configure(log_format)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: _stop(stop, number))
-    try:
-        config = load_config(config_path)
-        with ProcessLock(config.mps.run_root, "mpsd", wait_s=LOCK_WAIT_S, stop=stop), ExitStack() as parts:
-            if not stop.is_set():
-                _start(config, config_path, parts)
-                log.info("mpsd runs", pid=os.getpid(), socket=config.mpsd_socket, backend=config.backend)
-                stop.wait()
-                log.info("mpsd stops")
-    except ConfigError as error:
-        complain(str(error))
-        return 2
-    except (GpufracError, OSError) as error:
-        complain(str(error) if isinstance(error, GpufracError) else f"cannot start mpsd: {error}")
-        return 1
+    with StopSignal() as stop:
+        try:
+            config = load_config(config_path)
+            with ProcessLock(config.mps.run_root, "mpsd", wait_s=LOCK_WAIT_S, stop=stop), ExitStack() as parts:
+                if not stop.is_set():
+                    _start(config, config_path, parts)
+                    log.info("mpsd runs", pid=os.getpid(), socket=config.mpsd_socket, backend=config.backend)
+                    stop.wait()
+                    log.info("mpsd stops")
+        except ConfigError as error:
+            complain(str(error))
+            return 2
+        except (GpufracError, OSError) as error:
+            complain(str(error) if isinstance(error, GpufracError) else f"cannot start mpsd: {error}")
+            return 1
     return 0
-
-
-def _stop(stop: threading.Event, number: int) -> None:
-    stop.set()
-    signal.signal(number, signal.SIG_DFL)
 
 
 def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
@@ -196,7 +190,9 @@ class _Clients(msgspec.Struct, frozen=True):
 class _Replace(msgspec.Struct, frozen=True):
     daemon: str
     now: bool = False
-    reason: str = "an operator asked for it"
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON, pattern=r"^[^\x00-\x1f\x7f]+$")] = (
+        "an operator asked for it"
+    )
 
 
 class _Terminate(msgspec.Struct, frozen=True):

@@ -14,6 +14,8 @@ from mpsd.snapshot import DesiredAllocation
 
 DAEMON_MARKER = "GPUFRAC_DAEMON"
 """In the environment of a control daemon we started: its group's name. Servers inherit it."""
+SHARED_MEMORY_MARKER = "GPUFRAC_SHARED_MEMORY"
+"""The same, `1` where the daemon was given a /dev/shm of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class DaemonSpec:
     dirs: DaemonDirs
     environment: tuple[tuple[str, str], ...]
     namespaces: tuple[Namespace, ...] = ()
+    shared_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ def daemon_spec(
         # By UUID, so that the daemon's ordinals start at 0 whatever the host's indices are.
         ("CUDA_VISIBLE_DEVICES", ",".join(group.gpus)),
         (DAEMON_MARKER, group.name),
+        *(((SHARED_MEMORY_MARKER, "1"),) if config.mps.shared_memory else ()),
     )
     limit = largest_limit_bytes(config.resources, config, group, members, usable)
     granted = max((allocation.limit_bytes for allocation in served), default=0)
@@ -97,7 +101,8 @@ def daemon_spec(
     only_default = protocol == 2 and len(group.gpus) > 1
     pinned = granted if only_default and granted else max(usable if limit is None else limit, granted)
     namespaces = _namespaces(config, group, members, usable, served) if protocol == 3 else ()
-    return DaemonSpec(group.name, group.gpus, protocol, pinned, dirs, environment, namespaces)
+    shared_memory = config.mps.shared_memory
+    return DaemonSpec(group.name, group.gpus, protocol, pinned, dirs, environment, namespaces, shared_memory)
 
 
 def namespace_of(allocation: DesiredAllocation) -> Namespace:

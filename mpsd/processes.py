@@ -101,6 +101,12 @@ def pod_uid_of(pid: int, proc: str = "/proc", *, simulated: bool = False) -> str
     return _pod_and_container(cgroup_paths(pid, proc))[0]
 
 
+def in_a_pod_of_others(pid: int, proc: str = "/proc") -> bool:
+    """Whether a process belongs to a pod that is not our own: what its environment says is a tenant's word."""
+    uid = pod_uid_of(pid, proc)
+    return uid is not None and uid != pod_uid_of(os.getpid(), proc)
+
+
 def container_cgroup(pid: int, proc: str = "/proc", *, simulated: bool = False) -> str:
     """Path of the cgroup of the container, without what the container made below it; empty outside of containers."""
     if simulated and (container := environ(pid, proc).get(SIMULATED_CONTAINER)):

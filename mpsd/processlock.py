@@ -3,11 +3,11 @@
 import errno
 import fcntl
 import os
-import threading
 import time
 
 from mpsd.errors import GpufracError
 from mpsd.log import get_logger
+from mpsd.stopsignal import Stop
 
 POLL_S = 0.1
 
@@ -27,7 +27,7 @@ class ProcessLock:
         ProcessLockError: on entry, naming the holder.
     """
 
-    def __init__(self, directory: str, name: str, *, wait_s: float, stop: threading.Event) -> None:
+    def __init__(self, directory: str, name: str, *, wait_s: float, stop: Stop) -> None:
         self._path = os.path.join(directory, f"{name}.lock")
         self._name = name
         self._wait_s = wait_s

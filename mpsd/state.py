@@ -4,6 +4,7 @@ Every change is one atomic, durable replace, made before the effect it allows. A
 daemons are gone and compute modes are back at the driver's default.
 """
 
+import contextlib
 import os
 import threading
 from typing import TypeVar
@@ -84,5 +85,7 @@ def _load(path: str, boot_id: str) -> Saved:
         return empty
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         log.warning("cannot read what an earlier mpsd recorded; starting without", path=path, error=str(error))
+        with contextlib.suppress(OSError):
+            os.replace(path, f"{path}.unreadable")  # the compute modes found may still be read by a person
         return empty
     return saved if saved.boot_id == boot_id else Saved(boot_id=boot_id, desired=saved.desired)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mpsd.plan import DAEMON_MARKER
+from mpsd.plan import DAEMON_MARKER, SHARED_MEMORY_MARKER, DaemonSpec
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 PROTOCOL_VERSION = "CUDA_MPS_PROTOCOL_VERSION"
@@ -34,6 +34,8 @@ class DaemonIdentity(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int = 2
     gpus: tuple[str, ...] = ()
     """UUIDs by its ordinals."""
+    shared_memory: bool = False
+    """Whether it was given a /dev/shm of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,10 @@ def identify(
     if environment is not None:
         protocol = 3 if environment.get(PROTOCOL_VERSION) == "3" else 2
         gpus = tuple(uuid for uuid in environment.get(VISIBLE_DEVICES, "").split(",") if uuid)
+        shared_memory = environment.get(SHARED_MEMORY_MARKER) == "1"
     else:
         protocol, gpus = (recorded.protocol, recorded.gpus) if recorded is not None else (2, ())
+        shared_memory = recorded is not None and recorded.shared_memory
     return DaemonIdentity(
         boot_id=boot_id,
         pid=candidate.pid,
@@ -119,4 +123,16 @@ def identify(
         pipe_directory=pipe_directory,
         protocol=protocol,
         gpus=gpus,
+        shared_memory=shared_memory,
     )
+
+
+def outdated(identity: DaemonIdentity, wanted: DaemonSpec) -> str:
+    """Why a daemon is not the one wanted though it works, empty when it is."""
+    if identity.protocol != wanted.protocol:
+        return f"it speaks MPS protocol {identity.protocol}, and {wanted.protocol} is wanted"
+    if identity.gpus and identity.gpus != wanted.gpus:  # an old record may not name them
+        return f"it serves {', '.join(identity.gpus)}, and {', '.join(wanted.gpus)} are wanted"
+    if identity.shared_memory != wanted.shared_memory:
+        return "it has no shared memory of its own" if wanted.shared_memory else "it has a shared memory of its own"
+    return ""

@@ -55,7 +55,7 @@ class Controller(Protocol):
         ...
 
     def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
-        """Queries answered now, with the values expected now.
+        """Queries answered now, with the values expected now. A limit of 0: none is expected, an answer is enough.
 
         Args:
             servers: whether the state of each server is asked, too.

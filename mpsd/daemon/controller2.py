@@ -40,9 +40,9 @@ class Controller2:
 
     def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
         """See Controller. One process for each GPU; with `servers` one for their list and one for each of them."""
-        for ordinal in range(len(spec.gpus)):
+        for ordinal in range(len(spec.gpus)) if spec.pinned_limit_bytes else ():
             self._check_default(spec, ordinal)
-        for server in self._servers(spec) if servers else ():
+        for server in self._servers(spec) if servers or not spec.pinned_limit_bytes else ():
             if protocol2.is_fault(self._ask(spec, protocol2.get_status(server))):
                 raise TransientError(
                     f"cannot rely on MPS server {server}: a client's fault keeps new ones out until all that have the "

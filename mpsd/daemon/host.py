@@ -30,12 +30,11 @@ class ForeignDaemonError(GpufracError):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A daemon that lives. `adopted`: it did so before we came. `outdated` says why it is not the one the spec wants
-    though it works, empty when it is: who talks to it takes protocol and GPUs from its identity."""
+    """A daemon that lives. `adopted`: it did so before we came; it may speak another protocol or serve other GPUs than
+    the spec wants."""
 
     identity: DaemonIdentity
     adopted: bool
-    outdated: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ class LocalHost:
             )
         if isinstance(verdict, Ours):
             self._state.record_daemon(spec.name, verdict.identity)
-            return Running(verdict.identity, adopted=True, outdated=_outdated(verdict.identity, spec))
+            return Running(verdict.identity, adopted=True)
         return None
 
     def spawn(self, spec: DaemonSpec) -> Running:
@@ -174,10 +173,24 @@ class LocalHost:
                 "end it"
             )
         directories.clear_stale(spec.dirs)
+        self._state.record_daemon(spec.name, self._intent(spec))
         self._start(spec)
         identity = process.find_started(spec.name, spec.dirs, self._boot_id)
         self._state.record_daemon(spec.name, identity)
         return Running(identity, adopted=False)
+
+    def _intent(self, spec: DaemonSpec) -> DaemonIdentity:
+        """The record of a daemon about to be started: should we die before it has a PID, it is looked for all the
+        same."""
+        return DaemonIdentity(
+            boot_id=self._boot_id,
+            pid=0,
+            start_time=0,
+            process_group=0,
+            pipe_directory=spec.dirs.pipe,
+            protocol=spec.protocol,
+            gpus=spec.gpus,
+        )
 
     def _start(self, spec: DaemonSpec) -> None:
         controller = self._controllers[spec.protocol]
@@ -236,11 +249,3 @@ class LocalHost:
         directories.remove(spec.dirs)
         if self._place is not None:
             self._place.remove(spec.dirs)
-
-
-def _outdated(identity: DaemonIdentity, spec: DaemonSpec) -> str:
-    if identity.protocol != spec.protocol:
-        return f"it speaks MPS protocol {identity.protocol}, and {spec.protocol} is wanted"
-    if identity.gpus and identity.gpus != spec.gpus:  # an old record may not name them
-        return f"it serves {', '.join(identity.gpus)}, and {', '.join(spec.gpus)} are wanted"
-    return ""

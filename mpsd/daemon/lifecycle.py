@@ -143,7 +143,7 @@ class Troubled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Replace(Event):
-    """Another is to take its place: when it is drained, or `now`, whoever uses it."""
+    """Another is to take its place: when it is drained, or `now`, whoever uses it. No reason: it may stay after all."""
 
     reason: str
     now: bool = False
@@ -249,7 +249,7 @@ Row = Callable[[_Turn], Step]
 
 def _start(turn: _Turn) -> Step:
     starts = turn.life.starts + 1
-    changes = {"wanted": True, "strikes": 0, "kills": 0, "replacing": "", "starts": starts}
+    changes = {"wanted": True, "strikes": 0, "kills": 0, "replacing": "", "ready_at_s": None, "starts": starts}
     return turn.to(State.STARTING, turn.policy.start_s, Effect.SPAWN, **changes)
 
 
@@ -269,7 +269,9 @@ def _drain_reason(replacing: str) -> str:
 
 
 def _stop(turn: _Turn, reason: str = "") -> Step:
-    return turn.to(State.STOPPING, turn.policy.quit_s, Effect.QUIT, reason=reason, kills=0)
+    """It is no failure of the daemon's, so one that was stable starts anew with none counted."""
+    failures = 0 if _was_stable(turn) else turn.life.failures
+    return turn.to(State.STOPPING, turn.policy.quit_s, Effect.QUIT, reason=reason, kills=0, failures=failures)
 
 
 def _kill(turn: _Turn, reason: str) -> Step:
@@ -278,9 +280,12 @@ def _kill(turn: _Turn, reason: str) -> Step:
 
 def _failures(turn: _Turn) -> int:
     """Failures in a row with the one that happens now."""
+    return 1 if _was_stable(turn) else turn.life.failures + 1
+
+
+def _was_stable(turn: _Turn) -> bool:
     ready_at_s = turn.life.ready_at_s
-    stable = ready_at_s is not None and turn.now_s - ready_at_s >= turn.policy.stable_s
-    return 1 if stable else turn.life.failures + 1
+    return ready_at_s is not None and turn.now_s - ready_at_s >= turn.policy.stable_s
 
 
 def _back_off(turn: _Turn, failures: int, reason: str, *effects: Effect) -> Step:
@@ -456,7 +461,7 @@ def _on_replace(turn: _Turn) -> Step:
     assert isinstance(turn.event, Replace)
     if turn.event.now:
         return _stop(turn, turn.reason)
-    if turn.life.state is State.READY:
+    if turn.life.state is State.READY and turn.reason:
         return _drain(turn, Effect.PROBE, replacing=turn.reason)
     return turn.keep(replacing=turn.reason)
 
@@ -467,12 +472,15 @@ def _on_replace_draining(turn: _Turn) -> Step:
         return _stop(turn, turn.reason)
     if not turn.life.wanted:
         return turn.keep()
+    if not turn.reason:
+        life, effects = _configure(turn)
+        return replace(life, replacing="", reason=""), effects
     return turn.keep(replacing=turn.reason, reason=_drain_reason(turn.reason))
 
 
 def _on_replace_down(turn: _Turn) -> Step:
     """Nothing to replace: the next start comes now."""
-    return _start(turn) if turn.life.wanted else turn.keep()
+    return _start(turn) if turn.life.wanted and turn.reason else turn.keep()
 
 
 def _on_stopping_deadline(turn: _Turn) -> Step:
@@ -557,7 +565,7 @@ TABLE: Mapping[type[Event], Mapping[State, Row]] = {
         State.FAILED: _on_replace_down,
     },
     Drained: {State.DRAINING: _on_drained, State.CONFIGURING: _on_drained_configuring},
-    Gone: {State.STOPPING: _on_gone, State.KILLING: _on_gone},
+    Gone: {State.STOPPING: _on_gone, State.KILLING: _on_gone, State.FAILED: _on_gone},
     KillFailed: {State.KILLING: _on_kill_failed},
     DeadlinePassed: {
         State.STARTING: _on_start_overdue,
@@ -590,7 +598,7 @@ IGNORED: Mapping[type[Event], tuple[State, ...]] = {
     Troubled: (State.STARTING, State.CONFIGURING, *_ENDING, *_DOWN),  # CONFIGURE asks its servers itself
     Replace: (State.ABSENT, State.STARTING, *_ENDING),  # another comes anyway
     Drained: (State.STARTING, State.READY, *_ENDING, *_DOWN),
-    Gone: (State.STARTING, State.CONFIGURING, State.READY, State.DRAINING, *_DOWN),
+    Gone: (State.STARTING, State.CONFIGURING, State.READY, State.DRAINING, State.ABSENT, State.BACKOFF),
     # In STOPPING the deadline follows and leads on to KILLING.
     KillFailed: (State.STARTING, State.CONFIGURING, State.READY, State.DRAINING, State.STOPPING, *_DOWN),
     DeadlinePassed: (State.ABSENT,),

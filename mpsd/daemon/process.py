@@ -265,7 +265,8 @@ def members(name: str, pipe_directory: str) -> list[ProcessIdentity]:
             continue
         # Below the pipe directory: what a server of protocol 3 is told there is not documented.
         pipe = f"{environment.get(PIPE_DIRECTORY, '')}/"
-        if environment.get(DAEMON_MARKER) == name and pipe.startswith(f"{pipe_directory}/"):
+        ours = environment.get(DAEMON_MARKER) == name and pipe.startswith(f"{pipe_directory}/")
+        if ours and not processes.in_a_pod_of_others(process.pid):
             found.append(ProcessIdentity(pid=process.pid, start_time=process.start_time))
     return found
 

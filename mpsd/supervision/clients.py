@@ -33,10 +33,12 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The answer. `servers` is None when the daemon was not asked."""
+    """The answer. `servers` is None when the daemon was not asked. `unknown` says why there may be MPS clients beside
+    these, empty when there are none."""
 
     clients: tuple[GpuClient, ...]
     servers: tuple[ProcessIdentity, ...] | None
+    unknown: str = ""
 
 
 def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counted:
@@ -45,14 +47,18 @@ def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counte
     Raises:
         GpufracError: the driver or the daemon does not say.
     """
-    listed = _ask_driver(census.uuid, backend) if census.processes is None else census.processes
+    told, listed = _ask_driver(census.uuid, backend) if census.processes is None else (True, census.processes)
     mps = host.clients(census.spec) if census.ask_daemon else MpsClients()
     mps_pids = frozenset(mps.clients) if census.ask_daemon else census.mps_pids
+    unknown = ""
+    if 0 in mps_pids:
+        unknown = "its MPS daemon knows clients by PID 0 only: run mpsd in the host's PID namespace"
+    elif not told and not census.ask_daemon:
+        unknown = "the driver does not list processes, and the MPS daemon can't be asked"
     used_bytes = {process.pid: process.used_bytes for process in listed}
     own = {*mps.servers, census.identity.pid if census.identity else 0}
     clients = []
-    for pid in sorted({*used_bytes, *(mps.clients if census.ask_daemon else ())} - own):
-        # PID 0 is what a daemon outside the host's PID namespace makes of every client: it names nobody.
+    for pid in sorted({*used_bytes, *mps_pids} - own):
         if pid <= 0 or process.identify(pid) is None or _is_server(pid, census):
             continue
         clients.append(
@@ -65,7 +71,7 @@ def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counte
             )
         )
     servers = tuple(known for pid in mps.servers if (known := process.identify(pid)) is not None)
-    return Counted(tuple(clients), servers if census.ask_daemon else None)
+    return Counted(tuple(clients), servers if census.ask_daemon else None, unknown)
 
 
 def with_usage(clients: tuple[GpuClient, ...], listed: tuple[GpuProcess, ...]) -> tuple[GpuClient, ...]:
@@ -74,11 +80,14 @@ def with_usage(clients: tuple[GpuClient, ...], listed: tuple[GpuProcess, ...]) -
     return tuple(msgspec.structs.replace(client, used_bytes=used_bytes.get(client.pid)) for client in clients)
 
 
-def _ask_driver(uuid: str, backend: GpuBackend) -> tuple[GpuProcess, ...]:
+def _ask_driver(uuid: str, backend: GpuBackend) -> tuple[bool, tuple[GpuProcess, ...]]:
+    """Whether the driver tells, and what. No process has a context on a GPU that is gone."""
     try:
-        return tuple(backend.processes(uuid))
-    except (GpuNotSupportedError, GpuLostError):
-        return ()  # no process has a context on a GPU that is gone
+        return True, tuple(backend.processes(uuid))
+    except GpuLostError:
+        return True, ()
+    except GpuNotSupportedError:
+        return False, ()
 
 
 def _is_server(pid: int, census: Census) -> bool:
@@ -87,4 +96,5 @@ def _is_server(pid: int, census: Census) -> bool:
         return True
     found = process.candidate(pid)
     environment = found.environment if found is not None else None
-    return environment is not None and environment.get(DAEMON_MARKER) == census.spec.name
+    marked = environment is not None and environment.get(DAEMON_MARKER) == census.spec.name
+    return marked and not processes.in_a_pod_of_others(pid)

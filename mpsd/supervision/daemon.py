@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from mpsd.daemon import adopt
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured
@@ -20,6 +21,7 @@ from mpsd.supervision.lanes import Lane
 
 log = get_logger("mpsd")
 
+FIND_RETRY_S = 5.0
 _TROUBLE = (DaemonState.BACKOFF, DaemonState.FAILED, DaemonState.KILLING)
 
 Post = Callable[[Callable[[], None]], None]
@@ -27,14 +29,17 @@ Post = Callable[[Callable[[], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a keeper reaches beyond itself. `started`: a daemon runs, its end and its logs are to be watched. `ended`:
-    it does not any more. `tried`: it was asked for something, whatever came of it."""
+    """What a keeper reaches beyond itself. `starting`, from the lane: a daemon is about to run, what its logs hold by
+    now is another's. `started`: it runs, its end is to be watched. `judged`: is it the one to have? `ended`: it runs no
+    more. `tried`: it was asked for something, whatever came of it."""
 
     host: DaemonHost
     post: Post
     policy: Policy
     rng: Jitter
+    starting: Callable[[DaemonSpec], None]
     started: Callable[["DaemonKeeper"], None]
+    judged: Callable[["DaemonKeeper"], None]
     ended: Callable[["DaemonKeeper"], None]
     tried: Callable[["DaemonKeeper"], None]
 
@@ -55,6 +60,7 @@ class DaemonKeeper:
         self.servers: tuple[ProcessIdentity, ...] = ()
         self.finding = False
         """Whether a daemon of an earlier run is looked for: until then it is not known to be absent."""
+        self.find_retry_s: float | None = None
         self.outdated = ""
         """Why the daemon that runs is not the one wanted, though it works."""
         self.server_trouble = ""
@@ -95,40 +101,62 @@ class DaemonKeeper:
     def take(self, plan: GroupPlan | None) -> None:
         """The plan of its group now."""
         self.plan = plan
-        spec = self.spec if plan is None else self._spoken(plan.spec)
-        if spec != self.spec:
-            self.spec = spec
-            if self.life.wanted:
-                self.feed(life.Respecified())
+        if self.state is DaemonState.ABSENT:
+            self.spec = self._wanted_spec()
+        elif self.life.wanted and self._wanted_spec() != self.spec:
+            self.feed(life.Respecified())
 
-    def _spoken(self, spec: DaemonSpec) -> DaemonSpec:
-        """The spec in terms of the daemon that runs: one of an earlier config may have other GPUs."""
+    def _wanted_spec(self) -> DaemonSpec:
+        """What it should have by now, in terms of the daemon that runs: that may be of an earlier config."""
+        spec = self.spec if self.plan is None else self.plan.spec
         gpus = self.identity.gpus if self.identity is not None else ()
         return replace(spec, gpus=gpus) if gpus else spec
+
+    def judge(self, protocol: int) -> None:
+        """Whether the daemon that runs is the one to have, where daemons speak this protocol: else another is to take
+        its place as soon as nobody needs it any more."""
+        text = ""
+        if self.identity is not None and self.plan is not None:
+            text = adopt.outdated(self.identity, replace(self.plan.spec, protocol=protocol))
+        before, self.outdated = self.outdated, text
+        if text and self.life.replacing != text:
+            self.feed(life.Replace(text))
+        elif before and not text:
+            self.feed(life.Replace(""))
 
     def find(self) -> None:
         """Looks for a daemon of an earlier run that nothing wants now: it has to be known to end."""
         self.finding = True
-        self.lane.submit(self._find)
+        self.lane.submit(partial(self._find, self.spec))
 
-    def _find(self) -> None:
+    def _find(self, spec: DaemonSpec) -> None:
         running: Running | None = None
+        retry_s = None
         try:
-            running = self._outside.host.find(self.spec)
-        except GpufracError as error:
+            self._outside.starting(spec)
+            running = self._outside.host.find(spec)
+        except ForeignDaemonError as error:
+            log.warning("a recorded MPS daemon is not ours any more", daemon=self.name, error=str(error))
+        except Exception as error:
+            if not isinstance(error, GpufracError):
+                log.exception("looking for an MPS daemon failed in an unforeseen way", daemon=self.name)
             log.warning("cannot judge a recorded MPS daemon", daemon=self.name, error=str(error))
-        self._outside.post(partial(self._on_found, running))
+            retry_s = time.monotonic() + FIND_RETRY_S
+        self._outside.post(partial(self._on_found, running, retry_s))
 
-    def _on_found(self, running: Running | None) -> None:
-        self.finding = False
+    def _on_found(self, running: Running | None, retry_s: float | None) -> None:
+        """Not to have found out is no proof that none is there."""
+        self.find_retry_s = retry_s
+        self.finding = retry_s is not None
         if running is not None:
             self._on_running(running)
 
     def on_exit(self, identity: DaemonIdentity) -> None:
         """A process ended that was watched."""
         if self.identity == identity:
-            self._forget()
+            self.identity, self.outdated = None, ""
             self.feed(life.Exited(f"the MPS control daemon (pid {identity.pid}) exited"))
+            self._outside.ended(self)
 
     def note_servers(self, trouble: str) -> None:
         """What its logs say of its servers now; empty when that is over."""
@@ -141,6 +169,9 @@ class DaemonKeeper:
 
     def pass_deadline(self, now_s: float) -> None:
         """Tells the lifecycle when its deadline is over."""
+        if self.find_retry_s is not None and now_s >= self.find_retry_s:
+            self.find_retry_s = None
+            self.find()
         if self.life.deadline_s is not None and now_s >= self.life.deadline_s and not self.leaving:
             self.feed(life.DeadlinePassed())
 
@@ -165,13 +196,15 @@ class DaemonKeeper:
             )
         ask_servers = bool(self.servers) or bool(now.strikes)
         for effect in effects:
+            if effect in (Effect.SPAWN, Effect.CONFIGURE):
+                self.spec = self._wanted_spec()
             spec = self._proven() if effect is Effect.PROBE else self.spec
             self.lane.submit(partial(self._perform, effect, spec, self.identity, self.servers, ask_servers))
 
     def _proven(self) -> DaemonSpec:
-        """The spec without namespaces that could not be set up: they are no reason to distrust the others."""
+        """The spec with what was read back and no more: what was never set is no reason to distrust the daemon."""
         namespaces = tuple(n for n in self.spec.namespaces if self._verified.get(n.name) == n)
-        return replace(self.spec, namespaces=namespaces)
+        return replace(self.spec, namespaces=namespaces, pinned_limit_bytes=self._limit_bytes or 0)
 
     def remove_directories(self) -> None:
         """Removes what an ended daemon leaves on disk."""
@@ -206,11 +239,14 @@ class DaemonKeeper:
         host = self._outside.host
         match effect:
             case Effect.SPAWN:
+                self._outside.starting(spec)
                 return partial(self._on_running, host.spawn(spec))
             case Effect.CONFIGURE:
                 configured = host.configure(spec)
                 if ask_servers:
-                    host.probe(spec, servers=True)
+                    # What was refused holds up its allocation only.
+                    attached = tuple(n for n in spec.namespaces if n.name in configured.attached)
+                    host.probe(replace(spec, namespaces=attached), servers=True)
                 return partial(self._on_configured, spec, configured)
             case Effect.PROBE:
                 host.probe(spec, servers=ask_servers)
@@ -235,32 +271,28 @@ class DaemonKeeper:
                 permanent = isinstance(error, ConfigError | ForeignDaemonError)
                 self.feed(life.SpawnFailed(reason, permanent=permanent))
             case Effect.CONFIGURE:
-                self.feed(life.ConfigFailed(reason))
+                self.feed(life.ConfigFailed(self.server_trouble or reason))  # the logs name who faulted
                 self._outside.tried(self)
             case Effect.PROBE:
-                self._on_probed(life.ProbeFailed(reason))
+                self._on_probed(life.ProbeFailed(self.server_trouble or reason))
             case Effect.KILL:
                 self.feed(life.KillFailed(reason))
             case Effect.QUIT | Effect.TERMINATE:
                 log.warning("the MPS control daemon does not end when asked", daemon=self.name, error=reason)
 
     def _on_gone(self) -> None:
-        self._forget()  # its exit is seen elsewhere, too, and must not be taken for that of the next one
-        self.feed(life.Gone())
-
-    def _forget(self) -> None:
-        """Nothing of what was known of the daemon that ran holds for the next one."""
+        # Its exit is seen elsewhere, too, and must not be taken for that of the next one.
         self.identity, self.outdated = None, ""
         self._outside.ended(self)
+        self.feed(life.Gone())
 
     def _on_running(self, running: Running) -> None:
-        self.identity, self.outdated = running.identity, running.outdated
+        self.identity, self.outdated = running.identity, ""
         self._limit_bytes, self._verified, self._refused = None, {}, {}
         self.servers, self.server_trouble = (), ""
         self._outside.started(self)
         self.feed(life.Adopted() if running.adopted else life.Spawned())
-        if running.outdated and self.life.wanted:
-            self.feed(life.Replace(running.outdated))
+        self._outside.judged(self)
 
     def _on_configured(self, spec: DaemonSpec, configured: Configured) -> None:
         if spec != self.spec:

@@ -5,6 +5,7 @@ report back through the inbox. It is level-triggered: after each message it comp
 hint costs seconds, never correctness. What one daemon or GPU needs is in its keeper; here is what lies between them.
 """
 
+import dataclasses
 import queue
 import random
 import threading
@@ -13,7 +14,7 @@ import uuid as uuids
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -107,21 +108,35 @@ class Supervisor:
         self._kick, self._warnings = kick, warnings
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         policy = policy or Policy(on_wedge=config.mps.on_wedge)
-        self._outside = Outside(host, self._post, policy, rng, self._on_started, self._on_ended, self._on_tried)
+        self._outside = Outside(
+            host=host,
+            post=self._post,
+            policy=policy,
+            rng=rng,
+            starting=self._follow_logs,
+            started=self._on_started,
+            judged=self._judge,
+            ended=self._on_ended,
+            tried=self._on_tried,
+        )
         self._gpus: dict[str, _Gpu] = {}
         self._daemons: dict[str, DaemonKeeper] = {}
+        self._lanes: dict[str, Lane] = {}
+        """Of daemons by name: one that goes and comes again must not overtake itself."""
         self._servers: dict[str, ServerWatch] = {}
         self._owner: dict[str, str] = {}
         """The daemon that serves each GPU."""
         self._desired = state.saved.desired
-        self._inherited = frozenset(uuid for a in self._desired.allocations for uuid in a.gpus)
+        self._inherited = {uuid for a in self._desired.allocations for uuid in a.gpus}
+        """GPUs that were bound before we came: who is on them is no stranger until they were bound by us, too."""
         self._inventory = Inventory(reason="GPUs are not probed yet")
         self._protocol: ProtocolChoice | None = None
         self._protocol_of = ""
         """The driver version that the choice was made for, or is being made."""
         self._protocol_retry_s: float | None = None
+        self._recalled = False
         self._config_error = ""
-        self._cleanup: _Cleanup | None = None
+        self._cleanups: list[_Cleanup] = []
         self._held = False
         self._stop: _Stop | None = None
         self._watcher = process.ExitWatcher(lambda identity: self._post(partial(self._on_exit, identity)))
@@ -190,7 +205,7 @@ class Supervisor:
     def terminate_client(self, uuid: str, pid: int, timeout_s: float) -> None:
         """Has the daemon on a GPU destroy the contexts of one client. Raises GpufracError when it does not confirm."""
         answer: queue.SimpleQueue[GpufracError | None] = queue.SimpleQueue()
-        self._post(partial(self._on_terminate, uuid, pid, answer))
+        self._post(partial(self._on_terminate, uuid, pid, time.monotonic() + timeout_s, answer))
         try:
             error = answer.get(timeout=timeout_s)
         except queue.Empty:
@@ -230,7 +245,7 @@ class Supervisor:
             self._loop.join(STOP_S + LOOK_S)
         self._published.close()
         self._watcher.close()
-        lanes = [self._disk, *(gpu.lane for gpu in self._gpus.values()), *(d.lane for d in self._daemons.values())]
+        lanes = [self._disk, *(gpu.lane for gpu in self._gpus.values()), *self._lanes.values()]
         for lane in lanes:
             lane.join(1.0)
 
@@ -276,13 +291,14 @@ class Supervisor:
 
     def _pause_s(self) -> float:
         deadlines = [daemon.life.deadline_s for daemon in self._daemons.values() if not daemon.leaving]
-        deadlines += [gpu.mode.retry_s for gpu in self._gpus.values()]
+        deadlines += [daemon.find_retry_s for daemon in self._daemons.values()]
+        if self._stop is None:
+            deadlines += [retry_s for gpu in self._gpus.values() for retry_s in (gpu.mode.retry_s, gpu.usage.retry_s)]
         deadlines += [servers.deadline_s(time.monotonic()) for servers in self._servers.values()]
         if self._stop is not None:
             undecided = any(daemon.leaving is None for daemon in self._daemons.values())
             deadlines += [self._stop.deadline_s, self._stop.decide_s if undecided else None]
-        if self._cleanup is not None:
-            deadlines.append(self._cleanup.deadline_s)
+        deadlines += [cleanup.deadline_s for cleanup in self._cleanups]
         deadlines.append(self._protocol_retry_s)
         now_s = time.monotonic()
         # Never 0: a deadline of the past that changes nothing must not make the loop spin.
@@ -381,6 +397,7 @@ class Supervisor:
         if desired == self._desired:
             return
         self._desired = desired
+        self._inherited &= {uuid for a in desired.allocations for uuid in a.gpus}
         self._disk.submit(partial(self._write_desired, desired))
         self._replan()
 
@@ -408,14 +425,18 @@ class Supervisor:
         else:
             gpu.usage.ask(question)
 
-    def _on_terminate(self, uuid: str, pid: int, answer: "queue.SimpleQueue[GpufracError | None]") -> None:
+    def _on_terminate(
+        self, uuid: str, pid: int, deadline_s: float, answer: "queue.SimpleQueue[GpufracError | None]"
+    ) -> None:
         daemon = self._daemon_on(uuid)
-        if daemon is None or daemon.identity is None:
+        if daemon is None or daemon.identity is None or daemon.state in (DaemonState.STOPPING, DaemonState.KILLING):
             answer.put(TransientError(f"cannot terminate MPS client {pid}: no MPS daemon runs on GPU {uuid}"))
             return
         spec = daemon.spec
 
         def run() -> None:
+            if time.monotonic() >= deadline_s:
+                return  # nobody waits for it any more
             try:
                 self._host.terminate_client(spec, pid)
                 answer.put(None)
@@ -440,7 +461,8 @@ class Supervisor:
     def _on_cleanup(self, cleanup: _Cleanup) -> None:
         log.info("cleanup: every daemon ends")
         self._held = True
-        self._cleanup = cleanup
+        self._cleanups.append(cleanup)
+        self._recall()  # those of an earlier run too, though the driver may show no GPU yet
         for gpu in self._gpus.values():
             gpu.mode.try_again()
 
@@ -454,13 +476,23 @@ class Supervisor:
         for daemon in self._daemons.values():
             daemon.on_exit(identity)
 
+    def _follow_logs(self, spec: DaemonSpec) -> None:
+        """What the files hold by now was said by a daemon before this one."""
+        self._logs.remove(spec.name)
+        self._logs.add(spec.name, spec.dirs.log, 3 if spec.protocol == 3 else 2)
+
     def _on_started(self, daemon: DaemonKeeper) -> None:
         assert daemon.identity is not None
         self._servers[daemon.name] = ServerWatch()
-        protocol: Literal[2, 3] = 3 if daemon.identity.protocol == 3 else 2
-        daemon.lane.submit(partial(self._logs.add, daemon.name, daemon.spec.dirs.log, protocol))
+        if daemon.identity.protocol != daemon.spec.protocol:
+            spec = dataclasses.replace(daemon.spec, protocol=daemon.identity.protocol)
+            daemon.lane.submit(partial(self._follow_logs, spec))
         self._watcher.watch(daemon.identity)
         self._replan()  # it is spoken to in its own protocol, and on its own GPUs
+
+    def _judge(self, daemon: DaemonKeeper) -> None:
+        if self._protocol is not None and self._protocol_retry_s is None:  # else what is wanted is not known
+            daemon.judge(self._protocol.protocol)
 
     def _on_ended(self, daemon: DaemonKeeper) -> None:
         self._replan()  # the next one speaks what is chosen now
@@ -475,14 +507,14 @@ class Supervisor:
 
     def _on_counted(self, uuid: str, count: Count) -> None:
         gpu, daemon = self._gpus[uuid], self._daemon_on(uuid)
-        if count.ok and count.fresh_s is not None:
+        if count.complete and count.fresh_s is not None:
             gpu.counted_s = count.fresh_s
         if daemon is None:
             return
         if count.servers is not None:
             daemon.servers = count.servers
         if self._stop is not None:
-            if count.fresh_s is not None and all(other.usage.known for other in self._members(daemon)):
+            if count.fresh_s is not None and not any(other.usage.counting for other in self._members(daemon)):
                 self._decide(daemon)
         elif daemon.awaits_drain and self._is_drained(daemon):
             daemon.feed(life.Drained())
@@ -490,6 +522,7 @@ class Supervisor:
     def _on_mode_set(self, uuid: str, compute_mode: ComputeMode) -> None:
         gpu = self._gpus[uuid]
         gpu.state = msgspec.structs.replace(gpu.state, compute_mode=compute_mode)
+        self._inherited.discard(uuid)
         self._kick()
 
     # --- planning and comparing ----------------------------------------------------------------------------------
@@ -499,7 +532,6 @@ class Supervisor:
         choice = self._protocol
         if choice is None:
             return
-        first = not self._daemons
         infos = [state.info for state in self._known()]
         plans = {p.group.name: p for p in plan(self._config, infos, self._desired.allocations, self._protocol_spoken)}
         self._owner = {uuid: group.name for uuid, group in group_of(p.group for p in plans.values()).items()}
@@ -509,21 +541,27 @@ class Supervisor:
             self._daemons[name].take(group_plan)
         for name in self._daemons.keys() - plans.keys():
             self._daemons[name].take(None)
-        if first:
-            self._recall()
+        self._recall()
+        for daemon in self._daemons.values():
+            self._judge(daemon)
 
     def _recall(self) -> None:
-        """Daemons of an earlier run that nothing wants now have to end, and until then no other is on their GPUs."""
+        """Daemons of an earlier run that nothing wants now have to end, and until then no other is on their GPUs. Once:
+        later ones are our own."""
+        if self._recalled:
+            return
+        self._recalled = True
         for name, recorded in self._state.saved.daemons.items():
             if name not in self._daemons:
                 dirs = daemon_dirs(self._config.mps, name)
-                spec = DaemonSpec(name, recorded.gpus, recorded.protocol, 0, dirs, ())
-                self._daemons[name] = self._new_daemon(spec)
+                gpus = recorded.gpus or (name,)  # an old record has one for its only GPU
+                self._daemons[name] = self._new_daemon(DaemonSpec(name, gpus, recorded.protocol, 0, dirs, ()))
             if not self._wanted(self._daemons[name]):
                 self._daemons[name].find()
 
     def _new_daemon(self, spec: DaemonSpec) -> DaemonKeeper:
-        return DaemonKeeper(spec, self._outside, Lane(f"mps-{spec.name[-8:]}"))
+        lane = self._lanes.setdefault(spec.name, Lane(f"mps-{spec.name[-8:]}"))
+        return DaemonKeeper(spec, self._outside, lane)
 
     def _protocol_spoken(self, name: str) -> int:
         """What a group's daemon speaks; the chosen protocol where none runs."""
@@ -540,8 +578,10 @@ class Supervisor:
 
     def _reconcile(self) -> None:
         for daemon in list(self._daemons.values()):
-            if not daemon.leaving and self._stop is None:
+            if self._stop is None:
                 self._reconcile_daemon(daemon)
+            elif daemon.leaving is False and daemon.state is DaemonState.DRAINING:
+                daemon.feed(life.Unwanted(busy=False))  # it was adopted while we stop
         for gpu in self._gpus.values():
             on_it = self._daemon_on(gpu.uuid)
             if on_it is not None and not on_it.leaving:
@@ -674,23 +714,28 @@ class Supervisor:
         return ended and all(gpu.mode.idle or gpu.mode.given_up for gpu in self._members(daemon))
 
     def _finish_cleanup(self) -> None:
-        cleanup = self._cleanup
-        if cleanup is None:
+        if not self._cleanups:
             return
-        overdue = time.monotonic() >= cleanup.deadline_s
-        if not overdue and not all(self._is_down(daemon) for daemon in self._daemons.values()):
+        now_s = time.monotonic()
+        down = all(self._is_down(daemon) for daemon in self._daemons.values())
+        saved = self._state.saved
+        unseen = [uuid for uuid in saved.compute_modes if uuid not in self._gpus]
+        over = [c for c in self._cleanups if now_s >= c.deadline_s or (down and not unseen)]
+        if not over:
             return
-        self._cleanup = None
+        self._cleanups = [cleanup for cleanup in self._cleanups if cleanup not in over]
         left = [f"GPU {gpu.uuid}: {gpu.mode.trouble}" for gpu in self._gpus.values() if not gpu.mode.idle]
         left += [
             f"the MPS daemon of {daemon.name} is {daemon.state}: {daemon.life.reason}"
             for daemon in self._daemons.values()
             if not daemon.is_absent
         ]
+        left += [f"GPU {uuid}: its compute mode {saved.compute_modes[uuid]} is to be given back" for uuid in unseen]
         for daemon in self._daemons.values():
             if daemon.is_absent:
                 daemon.remove_directories()
-        cleanup.done.put(left)
+        for cleanup in over:
+            cleanup.done.put(left)
 
     # --- publishing ----------------------------------------------------------------------------------------------
 
@@ -709,7 +754,15 @@ class Supervisor:
             config_error=self._config_error,
             backend=self._config.backend,
             started_unix_s=self._started_unix_s,
-            warnings=(*self._warnings, *self._nameless()),
+            warnings=(*self._warnings, *self._nameless(), *self._homeless()),
+        )
+
+    def _homeless(self) -> Iterable[str]:
+        return (
+            f"the MPS daemon of {daemon.name} runs (pid {daemon.identity.pid}), and none of its GPUs is on this node: "
+            "gpufrac mpsd cleanup ends it"
+            for daemon in self._daemons.values()
+            if daemon.identity is not None and not self._members(daemon)
         )
 
     def _nameless(self) -> Iterable[str]:

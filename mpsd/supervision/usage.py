@@ -19,6 +19,9 @@ from mpsd.supervision.lanes import Lane
 
 log = get_logger("mpsd")
 
+RETRY_S = 5.0
+"""When to count again after a count that failed."""
+
 Post = Callable[[Callable[[], None]], None]
 Reply = queue.SimpleQueue[GpuClients]
 
@@ -64,6 +67,11 @@ class Usage:
         self._counted: tuple[GpuProcess, ...] | None = None
         """The processes the driver showed at the last count; None before the first."""
         self._counting = False
+        self._told = False
+        """Whether the last count succeeded."""
+        self._retry_s: float | None = None
+        self._due = False
+        """Whether the driver is to be asked once more when the count under way is over."""
         self._asked: tuple[Question, ...] = ()
         """What the look-up under way is to answer; empty while there is none."""
         self._waiting: tuple[Question, ...] = ()
@@ -72,14 +80,25 @@ class Usage:
 
     @property
     def known(self) -> bool:
-        """Whether it was counted, and no count is under way."""
-        return self._counted is not None and not self._counting
+        """Whether it was counted, with an answer, and no count is under way."""
+        return self._told and not self._counting
+
+    @property
+    def counting(self) -> bool:
+        """Whether a count is under way."""
+        return self._counting
+
+    @property
+    def retry_s(self) -> float | None:
+        """When a failed count is due again (monotonic), None when none is."""
+        return self._retry_s
 
     def observe(self, processes: tuple[GpuProcess, ...]) -> None:
         """What the driver shows at a probe. Where only memory changed nobody need be asked."""
-        if processes == self._counted:
+        failed = self._retry_s is not None and time.monotonic() >= self._retry_s
+        if processes == self._counted and not failed:
             return
-        if self._counted is not None and {p.pid for p in processes} == {p.pid for p in self._counted}:
+        if not failed and self._counted is not None and {p.pid for p in processes} == {p.pid for p in self._counted}:
             self._counted, self.clients = processes, with_usage(self.clients, processes)
         else:
             self.count(processes)
@@ -97,15 +116,18 @@ class Usage:
             self._start(None, self._asked)
 
     def count(self, processes: tuple[GpuProcess, ...] | None) -> None:
-        """Counts, unless it does so already. None: the driver is asked for its processes now."""
-        if processes is None or not self._counting:
+        """Counts. None: the driver is asked for its processes now, or once more after the count under way: while it
+        hangs, nothing piles up in its lane."""
+        if not self._counting:
             self._start(processes, ())
+        elif processes is None:
+            self._due = True
 
     def _start(self, processes: tuple[GpuProcess, ...] | None, asked: tuple[Question, ...]) -> None:
         daemon = self._daemon()
         if daemon is None:  # not planned yet: the next pass of the loop counts
             return
-        self._counting = True
+        self._counting, self._retry_s = True, None
         if processes is not None:
             self._counted = processes
         elif self._counted is None:
@@ -115,35 +137,41 @@ class Usage:
         self._lane.submit(partial(self._run, census, asked, time.monotonic()))
 
     def _run(self, census: Census, asked: tuple[Question, ...], begun_s: float) -> None:
+        result: Counted | None = None
         try:
-            result: Counted | None = take_census(census, self._backend, self._host)
+            result = take_census(census, self._backend, self._host)
         except Exception as error:
             if not isinstance(error, GpufracError):
                 log.exception("counting clients failed in an unforeseen way", gpu=self._uuid)
-            result, answer = None, untold(self._uuid, str(error))
+            answer = untold(self._uuid, str(error))
         else:
-            answer = GpuClients(clients=result.clients if result is not None else ())
+            answer = untold(self._uuid, result.unknown) if result.unknown else GpuClients(clients=result.clients)
         self._post(partial(self._on_result, census, asked, result, begun_s))
         for question in asked:
             question.reply.put(answer)
 
     def _on_result(self, census: Census, asked: tuple[Question, ...], result: Counted | None, begun_s: float) -> None:
+        self._counting, self._told = False, result is not None
+        self._retry_s = None if self._told else time.monotonic() + RETRY_S
         if asked:
             self._asked = ()
             self._look()
-        self._counting = bool(self._asked)
+        if self._due and not self._counting:
+            self._due = False
+            self._start(None, ())
         if result is not None:
             self.clients = result.clients
         fresh_s = begun_s if census.processes is None else None
-        self._on_counted(Count(result is not None, fresh_s, result.servers if result is not None else None))
+        complete = result is not None and not result.unknown
+        self._on_counted(Count(complete, fresh_s, result.servers if result is not None else None))
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What came of a count: whether it succeeded, when the driver was asked for it (monotonic; None: it was not, a
-    probe's list was taken), and the servers of the daemon where that was asked."""
+    """What came of a count: whether it named everybody, when the driver was asked for it (monotonic; None: it was not,
+    a probe's list was taken), and the servers of the daemon where that was asked."""
 
-    ok: bool
+    complete: bool
     fresh_s: float | None
     servers: tuple[ProcessIdentity, ...] | None
 

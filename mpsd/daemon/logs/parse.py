@@ -260,7 +260,7 @@ class Interpreter:
     def feed(self, line: LogLine) -> list[Told]:
         """The events that this line completes."""
         message = line.message
-        if _FATAL.match(message):
+        if _FATAL.match(message) and line.component:  # without a head anybody may have written it
             return [*self.settle(), *self._begin(line, fresh=True)]
         if _DEVICES.match(message):
             told = [*self.settle(), *self._begin(line)]

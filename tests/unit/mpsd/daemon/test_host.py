@@ -11,8 +11,8 @@ import pytest
 
 from mpsd import processes
 from mpsd.config.model import GIB, MpsConfig
+from mpsd.daemon import adopt, process
 from mpsd.daemon import dirs as directories
-from mpsd.daemon import process
 from mpsd.daemon.adopt import PIPE_DIRECTORY
 from mpsd.daemon.controller import MpsClients
 from mpsd.daemon.host import ForeignDaemonError, LocalHost, ProtocolChoice
@@ -112,7 +112,7 @@ def test_a_binary_is_asked_only_where_the_driver_may_have_it(node: Node) -> None
 
 def test_a_daemon_is_started_found_and_ended(node: Node) -> None:
     running = node.host.spawn(node.spec())
-    assert (running.adopted, running.outdated) == (False, "")
+    assert running.adopted is False
     assert (running.identity.protocol, running.identity.gpus) == (3, ("GPU-a", "GPU-b"))
     multiuser = "-m " if os.geteuid() == 0 else ""
     arguments = Path(node.dirs.pipe, "arguments").read_text()
@@ -121,7 +121,7 @@ def test_a_daemon_is_started_found_and_ended(node: Node) -> None:
     assert node.state.saved.daemons == {"pair0": running.identity}
     found = LocalHost(node.mps, node.state).find(node.spec())
     assert found is not None
-    assert (found.identity, found.adopted, found.outdated) == (running.identity, True, "")
+    assert (found.identity, found.adopted) == (running.identity, True)
     node.host.kill(node.spec(), running.identity, ())
     assert not process.is_alive(running.identity)
     assert node.state.saved.daemons == {}
@@ -141,7 +141,7 @@ def test_a_daemon_is_started_found_and_ended(node: Node) -> None:
 def test_an_adopted_daemon_says_what_it_lacks(node: Node, protocol: int, gpus: tuple[str, ...], outdated: str) -> None:
     node.host.spawn(node.spec())
     found = node.host.spawn(node.spec(protocol, gpus))
-    assert (found.adopted, found.outdated) == (True, outdated)
+    assert (found.adopted, adopt.outdated(found.identity, node.spec(protocol, gpus))) == (True, outdated)
 
 
 def test_a_daemon_of_ours_is_taken_over_without_record_and_pid_file(node: Node) -> None:

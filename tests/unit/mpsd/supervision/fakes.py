@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured, MpsClients
 from mpsd.daemon.host import DaemonHost, ProtocolChoice, Running
-from mpsd.errors import GpufracError
+from mpsd.errors import GpufracError, TransientError
 from mpsd.gpu.backend import GpuBackend, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
 from mpsd.plan import DaemonSpec
@@ -30,14 +30,18 @@ class FakeHost:
         self.namespaces: dict[str, frozenset[str]] = {}
         self.refused: dict[str, str] = {}
         self.choice = ProtocolChoice(2)
-        self.outdated = ""
         self.terminated: list[int] = []
+        self.strict = False
+        """Whether probes compare the limit with the one that was set."""
+        self.gates: dict[str, threading.Event] = {}
         self.on_quit: Callable[[str], None] = lambda _: None
 
     def _call(self, verb: str, uuid: str) -> None:
         with self._called:
             self.calls.append((verb, uuid))
             self._called.notify_all()
+        if (gate := self.gates.get(verb)) is not None:
+            assert gate.wait(WAIT_S)
         if (error := self.fail.get(verb)) is not None:
             raise error
 
@@ -57,9 +61,11 @@ class FakeHost:
     def find(self, spec: DaemonSpec) -> Running | None:
         self._call("find", spec.name)
         found = self.adoptable.get(spec.name)
-        return None if found is None else Running(found, adopted=True, outdated=self.outdated)
+        return None if found is None else Running(found, adopted=True)
 
     def protocol(self, driver_version: str) -> ProtocolChoice:
+        if (error := self.fail.get("protocol")) is not None:
+            raise error
         return self.choice
 
     def spawn(self, spec: DaemonSpec) -> Running:
@@ -89,6 +95,8 @@ class FakeHost:
 
     def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
         self._call("probe servers" if servers else "probe", spec.name)
+        if self.strict and spec.pinned_limit_bytes and spec.pinned_limit_bytes != self.limits[spec.name]:
+            raise TransientError("cannot rely on the memory limit")
 
     def terminate_client(self, spec: DaemonSpec, pid: int) -> None:
         self._call("terminate client", spec.name)

@@ -19,7 +19,7 @@ from mpsd.daemon.host import ForeignDaemonError, ProtocolChoice
 from mpsd.daemon.lifecycle import Policy
 from mpsd.daemon.logs.parse import ClientConnected, FaultClients, FaultEnded, ServerExited
 from mpsd.errors import ConfigError, TransientError
-from mpsd.gpu.backend import GpuError, GpuLostError
+from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory, Mode
 from mpsd.snapshot import DaemonState, Desired, GpuClients, GpuStatus, Snapshot
 from mpsd.state import StateFile
@@ -329,7 +329,7 @@ def test_clients_are_joined_and_told_apart(calm: Bench) -> None:
     calm.until_daemon(ONE, DaemonState.READY)
     with gpu_user("k1") as mps, gpu_user("k2") as plain, gpu_user(None) as foreign, gpu_user(None) as server:
         processes = tuple(GpuProcess(pid=pid, used_bytes=pid) for pid in (mps, plain, foreign, server))
-        calm.host.connected[ONE] = MpsClients((server,), (mps, 2**22 + 5, 0))
+        calm.host.connected[ONE] = MpsClients((server,), (mps, 2**22 + 5))
         calm.supervisor.inventory_changed(inventory(state_of(ONE, processes=processes)))
         gpu = calm.until_gpu(ONE, lambda g: bool(g.clients))
         seen = {client.pid: (client.allocation_key, client.mps, client.used_bytes) for client in gpu.clients}
@@ -646,7 +646,6 @@ def test_an_outdated_daemon_serves_in_its_own_protocol_and_is_replaced_when_unus
 ) -> None:
     bench = Bench(short_tmp, FAST)
     bench.host.choice = ProtocolChoice(3)
-    bench.host.outdated = "it speaks MPS protocol 2, not 3"
     bench.host.adoptable[ONE] = DaemonIdentity(
         boot_id="boot", pid=2**22 + 3, start_time=1, process_group=0, pipe_directory="/p", protocol=2, gpus=(ONE,)
     )
@@ -656,7 +655,7 @@ def test_an_outdated_daemon_serves_in_its_own_protocol_and_is_replaced_when_unus
         gpu = bench.until_daemon(ONE, DaemonState.DRAINING)
         assert gpu.daemon is not None
         assert (gpu.daemon.protocol, gpu.daemon.pinned_limit_bytes) == (2, 8 * GIB)
-        assert "it speaks MPS protocol 2, not 3" in gpu.daemon.reason
+        assert "it speaks MPS protocol 2, and 3 is wanted" in gpu.daemon.reason
         for _ in range(3):  # held: it is not ended however often it is looked at
             bench.backend_looked.get(timeout=WAIT_S)
         assert "quit" not in bench.host.verbs(ONE)
@@ -769,6 +768,164 @@ def test_a_gpu_whose_daemon_is_down_is_prohibited_where_the_switch_says_so(short
         bench.supervisor.apply(Desired())
         bench.until_gpu(ONE, lambda g: g.driver_compute_mode is ComputeMode.DEFAULT)
         assert bench.state.saved.compute_modes == {}
+
+
+def test_clients_that_have_no_pid_are_not_nobody(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.until_daemon(ONE, DaemonState.READY)
+    fast.host.connected[ONE] = MpsClients((), (0,))
+    assert "knows clients by PID 0 only" in fast.supervisor.clients([ONE])[ONE].error
+    fast.supervisor.replace(ONE, "newer", now=False)
+    fast.until_daemon(ONE, DaemonState.DRAINING)
+    for _ in range(3):
+        fast.backend_looked.get(timeout=WAIT_S)
+    assert "quit" not in fast.host.verbs(ONE)
+    fast.host.connected.clear()
+    fast.host.await_call("quit", ONE)
+    fast.exits(ONE)
+
+
+def test_a_driver_that_lists_no_processes_does_not_make_a_wedged_daemon_idle(fast: Bench) -> None:
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.until_daemon(ONE, DaemonState.READY)
+    fast.backend.fail["processes"] = GpuNotSupportedError("cannot: not supported")
+    for verb in ("configure", "probe", "probe servers", "clients"):
+        fast.host.fail[verb] = TransientError("cannot get an answer")
+    fast.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.wedged)
+    for _ in range(3):
+        fast.backend_looked.get(timeout=WAIT_S)
+    assert "quit" not in fast.host.verbs(ONE)
+    fast.host.fail.clear()
+    fast.until_daemon(ONE, DaemonState.READY)
+
+
+def test_a_control_binary_that_cannot_be_run_for_a_moment_outdates_no_daemon(
+    short_tmp: Path, watchless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpsd.supervision.supervisor.PROTOCOL_RETRY_S", 0.01)
+    bench = Bench(short_tmp, FAST)
+    bench.host.choice = ProtocolChoice(3)
+    bench.host.fail["protocol"] = TransientError("cannot run it")
+    bench.host.adoptable[ONE] = DaemonIdentity(
+        boot_id="boot", pid=2**22 + 3, start_time=1, process_group=0, pipe_directory="/p", protocol=3, gpus=(ONE,)
+    )
+    with running(bench):
+        bench.supervisor.apply(bind(ONE, limit_bytes=8 * GIB))
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        bench.until_daemon(ONE, DaemonState.READY)
+        bench.host.fail.clear()
+        bench.until_gpu(ONE, lambda g: not g.not_shared)
+        bench.host.await_call("probe", ONE)
+        gpu = bench.until_daemon(ONE, DaemonState.READY)
+        assert gpu.daemon is not None
+        assert (gpu.daemon.protocol, gpu.daemon.reason) == (3, "")
+        bench.host.adoptable.clear()
+
+
+def test_a_draining_daemon_is_asked_for_the_limit_it_has_not_for_the_next(fast: Bench) -> None:
+    fast.host.strict = True
+    fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.supervisor.apply(bind(ONE, limit_bytes=8 * GIB))
+    fast.until_daemon(ONE, DaemonState.READY)
+    with gpu_user("k1") as pid:
+        fast.backend.running[ONE] = (GpuProcess(pid=pid),)
+        fast.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid),))))
+        fast.until_gpu(ONE, lambda g: bool(g.clients))
+        fast.supervisor.replace(ONE, "newer", now=False)
+        fast.until_daemon(ONE, DaemonState.DRAINING)
+        fast.supervisor.config_changed(msgspec.structs.replace(fast.config, resources=(resource(16),)))
+        for _ in range(3):
+            fast.backend_looked.get(timeout=WAIT_S)
+        gpu = fast.until_daemon(ONE, DaemonState.DRAINING)
+        assert gpu.daemon is not None
+        assert (gpu.daemon.pinned_limit_bytes, gpu.daemon.reason.endswith("newer")) == (8 * GIB, True)
+        fast.backend.running.clear()
+        fast.supervisor.inventory_changed(inventory(state_of(ONE)))
+    fast.host.await_call("quit", ONE)
+    fast.exits(ONE)
+    fast.until_gpu(ONE, lambda g: g.daemon is not None and g.daemon.pinned_limit_bytes == 16 * GIB)
+
+
+def test_a_daemon_that_cannot_be_judged_is_not_taken_for_gone(
+    short_tmp: Path, watchless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpsd.supervision.daemon.FIND_RETRY_S", 0.01)
+    bench = Bench(short_tmp, FAST, msgspec.structs.replace(PAIR, mps=MpsConfig(run_root=f"{short_tmp}/run")))
+    old = DaemonIdentity(boot_id="boot", pid=2**22 + 3, start_time=1, process_group=0, pipe_directory="/p")
+    bench.state.record_daemon(ONE, old)  # of a version that recorded no GPUs
+    bench.host.adoptable[ONE] = old
+    bench.host.fail["find"] = TransientError("cannot read")
+    bench.host.on_quit = bench.exits
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+        bench.host.await_call("find", ONE)
+        gpu = bench.until_gpu(ONE, lambda g: bool(g.not_shared))
+        assert gpu.not_shared == "daemons of an earlier grouping are still on its GPUs"
+        assert "spawn" not in bench.host.verbs("pair")
+        bench.host.fail.clear()
+        bench.until_daemon(ONE, DaemonState.READY)
+        assert bench.host.calls.index(("kill", ONE)) < bench.host.calls.index(("spawn", "pair"))
+
+
+def test_cleanup_before_any_gpu_is_known_ends_what_is_recorded_and_names_the_rest(
+    short_tmp: Path, watchless: None
+) -> None:
+    bench = Bench(short_tmp, FAST)
+    old = DaemonIdentity(boot_id="boot", pid=2**22 + 3, start_time=1, process_group=0, pipe_directory="/p", gpus=(ONE,))
+    bench.state.record_daemon(ONE, old)
+    bench.state.record_compute_mode(TWO, ComputeMode.DEFAULT)
+    bench.host.adoptable[ONE] = old
+    bench.host.on_quit = bench.exits
+    with running(bench):
+        left = bench.supervisor.cleanup(0.5)
+        assert left == [f"GPU {TWO}: its compute mode DEFAULT is to be given back"]
+        assert "kill" in bench.host.verbs(ONE)
+
+
+def test_a_foreign_process_is_seen_after_the_gpu_was_bound_once(short_tmp: Path, watchless: None) -> None:
+    StateFile(f"{short_tmp}/state/mpsd.json", "boot").record_desired(bind(ONE))
+    with running(Bench(short_tmp, CALM)) as bench, gpu_user(None) as pid:
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        bench.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
+        bench.supervisor.apply(Desired())
+        bench.until_gpu(ONE, lambda g: g.driver_compute_mode is ComputeMode.DEFAULT)
+        bench.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid),))))
+        bench.until_gpu(ONE, lambda g: bool(g.clients))
+        bench.supervisor.apply(bind(ONE))
+        bench.until_gpu(ONE, lambda g: "foreign processes" in g.reason)
+
+
+def test_a_count_that_failed_does_not_say_that_nobody_is_there(short_tmp: Path, watchless: None) -> None:
+    with running(Bench(short_tmp, CALM)) as bench, gpu_user(None) as pid:
+        bench.host.fail["clients"] = TransientError("cannot get an answer")
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        bench.until_daemon(ONE, DaemonState.READY)
+        bench.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid),))))
+        bench.host.await_call("clients", ONE)
+        bench.supervisor.apply(bind(ONE))
+        bench.supervisor.config_refused("a mark")
+        bench.until(lambda s: s.config_error == "a mark")
+        assert bench.backend.set_calls == []
+        bench.host.fail.clear()
+
+
+def test_an_idle_daemon_adopted_while_mpsd_stops_is_ended(short_tmp: Path, watchless: None) -> None:
+    bench = Bench(short_tmp, CALM)
+    gate = bench.host.gates["spawn"] = threading.Event()
+    bench.host.adoptable[ONE] = DaemonIdentity(
+        boot_id="boot", pid=2**22 + 3, start_time=1, process_group=0, pipe_directory="/p", gpus=(ONE,)
+    )
+    bench.host.on_quit = bench.exits
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        bench.host.await_call("spawn", ONE)
+        closer = threading.Thread(target=bench.supervisor.close)
+        closer.start()
+        bench.backend_looked.get(timeout=WAIT_S)
+        gate.set()
+        closer.join(WAIT_S)
+        assert not closer.is_alive()
+        assert "kill" in bench.host.verbs(ONE)
 
 
 def test_cleanup_ends_everything_and_starts_nothing_again(calm: Bench) -> None:
