@@ -450,7 +450,7 @@ def _section(value: _Value | None, default: _Struct, readers: _Readers) -> _Stru
 def _mps(value: _Value | None) -> MpsConfig:
     # A control daemon that can't bind its socket exits without a word, so the longest must fit.
     control = f"/mps/{'x' * _UUID_LENGTH}/pipe/control"
-    return _section(
+    mps = _section(
         value,
         MpsConfig(),
         {
@@ -467,6 +467,12 @@ def _mps(value: _Value | None) -> MpsConfig:
             "logMaxSize": ("log_max_bytes", lambda v: v.size(MIB, round_up=False)),
         },
     )
+    pipes = f"{mps.run_root}/mps/"
+    if value is not None and (f"{mps.log_root}/mps/".startswith(pipes) or pipes.startswith(f"{mps.log_root}/mps/")):
+        value.note(
+            "logRoot must not hold the pipe directories of runRoot, nor lie in them: tenants see these", show=False
+        )
+    return mps
 
 
 def _binary(value: _Value) -> str | None:

@@ -18,11 +18,13 @@ from mpsd.config.model import (
     GpuSelection,
     Memory,
     MpsConfig,
+    NamespaceMount,
     NodeConfig,
     Resource,
     SimulatedConfig,
     SimulatedGpu,
     UnitMemory,
+    WedgePolicy,
 )
 from mpsd.config.show import effective
 from mpsd.gpu.model import MIB, Mode
@@ -96,10 +98,14 @@ def configs(draw: st.DrawFn) -> NodeConfig:
             protocol=draw(st.sampled_from(("auto", "2", "3"))),
             binary=draw(st.just("nvidia-cuda-mps-control") | PATHS),
             driver_root=draw(st.just("/") | PATHS),
-            run_root=draw(PATHS),
-            log_root=draw(PATHS),
+            run_root=draw(PATHS.map(lambda path: f"/r{path}")),
+            log_root=draw(PATHS.map(lambda path: f"/l{path}")),
             shared_memory=draw(st.booleans()),
             client_limit=draw(st.integers(1, 60)),
+            on_wedge=draw(st.sampled_from(WedgePolicy)),
+            prohibit_while_down=draw(st.booleans()),
+            namespace_mount=draw(st.sampled_from(NamespaceMount)),
+            log_max_bytes=draw(st.integers(1, 2**20)) * MIB,
         ),
         cdi=CdiConfig(
             directory=draw(PATHS),

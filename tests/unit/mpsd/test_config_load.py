@@ -33,6 +33,7 @@ from mpsd.config.show import effective
 from mpsd.errors import ConfigError
 from mpsd.gpu.model import MIB, Mode
 
+LOGS = "logRoot must not hold the pipe directories of runRoot, nor lie in them: tenants see these"
 E_ACUTE = "\u00e9"
 UUID_A = "GPU-5fd4d87b-3c5e-4b1f-9f6e-0c1d2e3f4a5b"
 
@@ -621,6 +622,8 @@ def test_a_resource_needs_a_name() -> None:
         ("mps: {sharedMemory: 'true'}", f'mps.sharedMemory: "true": {TRUE}'),
         ("mps: {sharedMemory: True}", f'mps.sharedMemory: "True": {TRUE}'),
         ("mps: {sharedMemory: 1}", f'mps.sharedMemory: "1": {TRUE}'),
+        ("mps: {logRoot: /run/gpufrac}", f"mps: {LOGS}"),
+        ("mps: {logRoot: /run/gpufrac/mps/logs}", f"mps: {LOGS}"),
         ("mps: {onWedge: kill}", 'mps.onWedge: "kill": must be report, replace-when-idle or replace'),
         ("mps: {namespaceMount: none}", 'mps.namespaceMount: "none": must be daemon or linked'),
         ("mps: {prohibitWhileDown: 1}", f'mps.prohibitWhileDown: "1": {TRUE}'),
