@@ -90,7 +90,7 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
         max_bytes=config.mps.log_max_bytes,
     )
     place, warnings = _place(config)
-    host = LocalHost(config.mps, state, place=place)
+    host = LocalHost(config.mps, state, place=place, simulated=config.backend == "simulated")
     supervisor = Supervisor(
         config,
         backend,
@@ -187,16 +187,19 @@ class _Clients(msgspec.Struct, frozen=True):
     timeout_s: float = CLIENTS_S
 
 
+Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON, pattern=r"^[^\x00-\x1f\x7f]+$")]
+"""One line for people."""
+
+
 class _Replace(msgspec.Struct, frozen=True):
     daemon: str
     now: bool = False
-    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON, pattern=r"^[^\x00-\x1f\x7f]+$")] = (
-        "an operator asked for it"
-    )
+    reason: Reason = "an operator asked for it"
 
 
 class _Terminate(msgspec.Struct, frozen=True):
-    keys: tuple[str, ...]
+    keys: tuple[str, ...] = ()
+    pod_uids: tuple[str, ...] = ()
     kill: bool = False
     force: bool = False
 
@@ -223,9 +226,12 @@ def methods(supervisor: Supervisor, terminator: Terminator) -> dict[str, Method]
 
     def terminate(params: dict[str, Any]) -> dict[str, Any]:
         asked = _params(params, _Terminate)
-        if not asked.keys or len(asked.keys) > MAX_KEYS:
-            raise ProtocolError(f"cannot end the clients of {len(asked.keys)} allocations: 1 to {MAX_KEYS} at a time")
-        done, errors = terminator.terminate(asked.keys, kill=asked.kill, force=asked.force, timeout_s=TERMINATE_S)
+        count = len(asked.keys) + len(asked.pod_uids)
+        if not 1 <= count <= MAX_KEYS:
+            raise ProtocolError(f"cannot end the clients of {count} allocations and pods: 1 to {MAX_KEYS} at a time")
+        done, errors = terminator.terminate(
+            asked.keys, asked.pod_uids, kill=asked.kill, force=asked.force, timeout_s=TERMINATE_S
+        )
         return {"clients": done, "errors": errors}
 
     return {

@@ -101,10 +101,10 @@ def pod_uid_of(pid: int, proc: str = "/proc", *, simulated: bool = False) -> str
     return _pod_and_container(cgroup_paths(pid, proc))[0]
 
 
-def in_a_pod_of_others(pid: int, proc: str = "/proc") -> bool:
+def in_a_pod_of_others(pid: int, proc: str = "/proc", *, simulated: bool = False) -> bool:
     """Whether a process belongs to a pod that is not our own: what its environment says is a tenant's word."""
-    uid = pod_uid_of(pid, proc)
-    return uid is not None and uid != pod_uid_of(os.getpid(), proc)
+    uid = pod_uid_of(pid, proc, simulated=simulated)
+    return uid is not None and uid != pod_uid_of(os.getpid(), proc, simulated=simulated)
 
 
 def container_cgroup(pid: int, proc: str = "/proc", *, simulated: bool = False) -> str:

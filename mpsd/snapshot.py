@@ -61,13 +61,14 @@ class Attached(msgspec.Struct, frozen=True):
 
 class GpuClient(msgspec.Struct, frozen=True, kw_only=True):
     """A process on the GPU. `allocation_key` is from the marker in its environment or an ancestor's; None: not ours.
-    `command` is its name as the kernel has it."""
+    `command` is its name as the kernel has it, `pod_uid` the pod it belongs to, empty for a process of the host."""
 
     pid: int
     allocation_key: str | None = None
     mps: bool = True
     used_bytes: int | None = None
     command: str = ""
+    pod_uid: str = ""
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -463,6 +463,7 @@ def _mps(value: _Value | None) -> MpsConfig:
             "clientLimit": ("client_limit", lambda v: v.integer(1, MAX_CLIENT_LIMIT)),
             "onWedge": ("on_wedge", lambda v: v.choice(WedgePolicy)),
             "prohibitWhileDown": ("prohibit_while_down", _Value.boolean),
+            "writableMount": ("writable_mount", _Value.boolean),
             "namespaceMount": ("namespace_mount", lambda v: v.choice(NamespaceMount)),
             "logMaxSize": ("log_max_bytes", lambda v: v.size(MIB, round_up=False)),
         },

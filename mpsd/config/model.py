@@ -122,7 +122,9 @@ class MpsConfig(msgspec.Struct, frozen=True, kw_only=True):
     on_wedge: WedgePolicy = WedgePolicy.REPLACE_WHEN_IDLE
     prohibit_while_down: bool = False
     """Whether a GPU bound to sm-sharing is PROHIBITED from the loss of its daemon until it is ready again."""
-    namespace_mount: NamespaceMount = NamespaceMount.DAEMON
+    namespace_mount: NamespaceMount = NamespaceMount.LINKED
+    writable_mount: bool = False
+    """Whether containers may write to what they mount of their daemon. A socket needs no write access to be used."""
     log_max_bytes: int = 16 * MIB
     """Size of one log file of a daemon before it is cut."""
 

@@ -38,6 +38,7 @@ def effective(config: NodeConfig) -> dict[str, Any]:
             "clientLimit": config.mps.client_limit,
             "onWedge": config.mps.on_wedge.value,
             "prohibitWhileDown": config.mps.prohibit_while_down,
+            "writableMount": config.mps.writable_mount,
             "namespaceMount": config.mps.namespace_mount.value,
             "logMaxSize": format_bytes(config.mps.log_max_bytes),
         },

@@ -1,9 +1,10 @@
 """One control interface over both MPS protocols: what is done to a daemon that runs, whatever it speaks."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from mpsd.errors import TransientError
 from mpsd.plan import DaemonSpec
 
 QUERY_S = 5.0
@@ -12,6 +13,10 @@ QUERY_S = 5.0
 TERMINATE_CLIENT_S = 30.0
 """Deadline of the command that takes a client's contexts away: it waits for the GPU work under way. Later than that the
 server counts as wedged (kai-scheduler gpu-fractioning allows the same)."""
+
+
+class NotAClientError(TransientError):
+    """The daemon answered, and the process is no client of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,10 @@ class Configured:
     note: str = ""
     attached: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
+
+    def without(self, objections: Mapping[str, str]) -> "Configured":
+        """The same, but these namespaces are refused."""
+        return replace(self, attached=self.attached - objections.keys(), refused={**self.refused, **objections})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +63,15 @@ class Controller(Protocol):
         """Has the limits in force for clients to come, read back."""
         ...
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
         """Queries answered now, with the values expected now. A limit of 0: none is expected, an answer is enough.
 
         Args:
             servers: whether the state of each server is asked, too.
+
+        Returns:
+            Why single namespaces can't be relied on, by name: whoever is in one may have spoilt it, and that must not
+            touch the others. What is wrong with the daemon as a whole is raised.
         """
         ...
 
@@ -67,9 +80,23 @@ class Controller(Protocol):
         ...
 
     def terminate_client(self, spec: DaemonSpec, pid: int) -> None:
-        """Takes a client's contexts away, so that killing it afterwards harms nobody else."""
+        """Takes a client's contexts away, so that killing it afterwards harms nobody else.
+
+        Raises:
+            NotAClientError: the daemon knows all of its clients, and it is none of them.
+        """
         ...
 
     def quit(self, spec: DaemonSpec, timeout_s: float) -> None:
         """Asks the daemon to end, clients or not."""
         ...
+
+
+def check_client(spec: DaemonSpec, pid: int, clients: Collection[int]) -> None:
+    """Raises NotAClientError where a process is none of these clients, TransientError where that can't be told."""
+    if pid not in clients:
+        if 0 in clients:
+            raise TransientError(
+                f"cannot terminate pid {pid}: the MPS daemon of {spec.name} knows clients by PID 0 only"
+            )
+        raise NotAClientError(f"cannot terminate pid {pid}: it is no client of the MPS daemon of {spec.name}")

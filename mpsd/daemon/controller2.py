@@ -1,8 +1,10 @@
 """Protocol 2: the daemon's default limit, set for each of its GPUs, is what clients get."""
 
+from collections.abc import Mapping
+
 from mpsd.daemon import protocol2
 from mpsd.daemon.control import ControlClient
-from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients
+from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients, check_client
 from mpsd.errors import ProtocolError, TransientError
 from mpsd.plan import DaemonSpec
 
@@ -38,7 +40,7 @@ class Controller2:
                 notes.append(f"the limit of the running MPS server {server} is not proven: {error}")
         return Configured("; ".join(notes))
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
         """See Controller. One process for each GPU; with `servers` one for their list and one for each of them."""
         for ordinal in range(len(spec.gpus)) if spec.pinned_limit_bytes else ():
             self._check_default(spec, ordinal)
@@ -48,6 +50,7 @@ class Controller2:
                     f"cannot rely on MPS server {server}: a client's fault keeps new ones out until all that have the "
                     "error are gone: end them"
                 )
+        return {}
 
     def clients(self, spec: DaemonSpec) -> MpsClients:
         """See Controller."""
@@ -57,9 +60,9 @@ class Controller2:
 
     def terminate_client(self, spec: DaemonSpec, pid: int) -> None:
         """See Controller."""
-        server = next((server for server in self._servers(spec) if pid in self._clients(spec, server)), None)
-        if server is None:
-            raise TransientError(f"cannot terminate pid {pid}: it is no client of the MPS daemon of {spec.name}")
+        clients = {client: server for server in self._servers(spec) for client in self._clients(spec, server)}
+        check_client(spec, pid, clients)
+        server = clients[pid]
         reply = self._control.ask(spec.dirs, protocol2.terminate_client(server, pid), TERMINATE_CLIENT_S)
         if not protocol2.is_terminated(reply):
             said = reply.strip()[:200] or "nothing"
@@ -71,12 +74,10 @@ class Controller2:
 
     def _check_default(self, spec: DaemonSpec, ordinal: int) -> None:
         reply = self._ask(spec, protocol2.get_default_limit(ordinal))
-        if not protocol2.limit_is(reply, spec.pinned_limit_bytes):
-            gpu = f" of GPU {ordinal}" if len(spec.gpus) > 1 else ""
-            raise TransientError(
-                f"cannot rely on the memory limit{gpu}: set to {spec.pinned_limit_bytes >> 20}M, "
-                f"read back as {reply.strip()[:40]}"
-            )
+        # A daemon that was set nothing shows nothing.
+        if not reply.strip() or not protocol2.limit_is(reply, spec.pinned_limit_bytes):
+            limit = f"limit {spec.pinned_limit_bytes >> 20}M" + (f" of GPU {ordinal}" if len(spec.gpus) > 1 else "")
+            raise TransientError(f"cannot cap memory: {limit} was set but reads back as {reply.strip()[:40] or 'none'}")
 
     def _limit_server(self, spec: DaemonSpec, server: int, ordinal: int) -> None:
         # Set also where it reads as wanted: what is read may be rounded.

@@ -5,22 +5,21 @@ deleted only while no client is in it, which the daemon itself watches over, so 
 """
 
 import contextlib
-import os
-import stat
 from collections.abc import Collection, Iterable, Mapping
 
 from cdi.atomic import read_regular, replace_file
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import protocol3
 from mpsd.daemon.control import CommandFailedError, ControlClient
-from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients
+from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients, check_client
+from mpsd.daemon.logs.parse import LogLine, Severity, interpret, parse_line, severity
 from mpsd.daemon.namespaces import SERVER, Namespace, is_ours
 from mpsd.daemon.paths import SOCKET_PATH_MAX, DaemonDirs, namespace_socket
 from mpsd.daemon.protocol3 import DEFAULT, NamespaceRow
-from mpsd.errors import TransientError
+from mpsd.errors import GpufracError, TransientError
 from mpsd.plan import DaemonSpec
 
-_LOG_TAIL_BYTES = 2048
+_LOG_TAIL_BYTES, _LOG_LINES, _LOG_CHARACTERS = 4096, 2, 200
 
 
 class Controller3:
@@ -29,6 +28,8 @@ class Controller3:
     def __init__(self, control: ControlClient, query_s: float = QUERY_S) -> None:
         self._control = control
         self._query_s = query_s
+        self._without_socket: dict[str, frozenset[str]] = {}
+        """Namespaces that had no socket at the last look, by pipe directory."""
 
     def start_arguments(self, spec: DaemonSpec, *, multiuser: bool) -> tuple[str, ...]:
         """See Controller."""
@@ -36,6 +37,7 @@ class Controller3:
 
     def prepare(self, spec: DaemonSpec) -> None:
         """Writes the config file: all that is wanted."""
+        self._without_socket.pop(spec.dirs.pipe, None)
         _write_config(spec.dirs, _nameable(spec))
 
     def configure(self, spec: DaemonSpec) -> Configured:
@@ -47,8 +49,12 @@ class Controller3:
         declared = _read_config(spec.dirs)
         rows = self._list(spec)
         failures = {}
+        spoilt = self._spoilt(spec, rows)
         for namespace in (*_nameable(spec), DEFAULT):
             row = rows.get(namespace.name)
+            if namespace.name in spoilt:
+                failures[namespace.name] = self._make_anew(spec, namespace)
+                continue
             # What may be rounded proves nothing, unless it is known where it comes from.
             proven = row is not None and (protocol3.is_exact(row) or protocol3.table(namespace) in declared)
             if row is None or not proven or not protocol3.has_limits(row, namespace):
@@ -63,13 +69,15 @@ class Controller3:
         attached = frozenset(namespace.name for namespace in spec.namespaces) - refused.keys()
         return Configured(_default_note(rows), attached, refused)
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
         """See Controller. One process: the namespaces of `spec` are expected, and they show the server's state."""
         rows = self._list(spec)
-        if objections := _objections(spec, rows, {}):
-            name, reason = next(iter(objections.items()))
-            more = f" (and {len(objections) - 1} more)" if len(objections) > 1 else ""
-            raise TransientError(f"cannot rely on MPS namespace {name}{more}: {reason}")
+        self._spoilt(spec, rows)
+        objections = _objections(spec, rows, {})
+        default = rows.get(DEFAULT.name)
+        if default is not None and (objection := _objection(DEFAULT, default, "")):
+            objections[DEFAULT.name] = objection
+        return objections
 
     def clients(self, spec: DaemonSpec) -> MpsClients:
         """See Controller. Of all servers: clients of the daemon's own socket have one of theirs."""
@@ -78,6 +86,7 @@ class Controller3:
 
     def terminate_client(self, spec: DaemonSpec, pid: int) -> None:
         """See Controller."""
+        check_client(spec, pid, protocol3.parse_clients(self._call(spec, protocol3.LIST_CLIENTS)))
         self._control.call(spec.dirs, protocol3.terminate_client(pid), TERMINATE_CLIENT_S)
 
     def quit(self, spec: DaemonSpec, timeout_s: float) -> None:
@@ -88,19 +97,46 @@ class Controller3:
         try:
             reply = self._call(spec, protocol3.LIST_NAMESPACES)
         except CommandFailedError as error:
-            raise TransientError(f"{error}{_last_words(spec.dirs)}") from error
+            why = "its MPS server is gone" if self._has_no_server(spec) else str(error)
+            raise TransientError(f"{why}{_last_words(spec.dirs)}") from error
         rows = protocol3.parse_namespaces(reply)
         if not rows:  # a server has one namespace at least
             said = f": it lists {reply.strip()[:100]!r}" if reply.strip() else ""
-            raise TransientError(
-                f"cannot find MPS server {SERVER} of the daemon in {spec.dirs.pipe}{said}{_last_words(spec.dirs)}"
-            )
+            raise TransientError(f"its MPS server is gone{said}{_last_words(spec.dirs)}")
         if any(protocol3.is_fault(row.status) for row in rows.values()):
             raise TransientError(
                 f"cannot rely on MPS server {SERVER} of {spec.dirs.pipe}: a client's fault keeps new ones out until "
                 "all that have the error are gone: end them"
             )
         return rows
+
+    def _has_no_server(self, spec: DaemonSpec) -> bool:
+        """Whether the daemon says so; how it refuses a command for a server that is not there is not documented."""
+        try:
+            return SERVER not in protocol3.parse_server_names(self._call(spec, protocol3.LIST_SERVERS))
+        except GpufracError:
+            return False
+
+    def _spoilt(self, spec: DaemonSpec, rows: Mapping[str, NamespaceRow]) -> frozenset[str]:
+        """Namespaces whose socket was there neither now nor at the last look: somebody in them removed it. One that
+        was just made may still get its own."""
+        now = frozenset(
+            namespace.name
+            for namespace in _nameable(spec)
+            if namespace.name in rows and not directories.is_socket(namespace_socket(spec.dirs, namespace.name))
+        )
+        before = self._without_socket.get(spec.dirs.pipe, frozenset())
+        self._without_socket[spec.dirs.pipe] = now
+        return now & before
+
+    def _make_anew(self, spec: DaemonSpec, namespace: Namespace) -> str:
+        """As `_set`, for a namespace without its socket: only the daemon can give it another."""
+        try:
+            directories.clear_socket(spec.dirs, namespace.name)
+            self._call(spec, protocol3.delete(namespace.name))
+        except CommandFailedError as error:
+            return error.said
+        return self._set(spec, namespace, missing=True)
 
     def _set(self, spec: DaemonSpec, namespace: Namespace, *, missing: bool) -> str:
         """What the daemon said against it, empty when nothing. A refused `create` proves nothing: it may be there."""
@@ -148,10 +184,13 @@ def _objections(spec: DaemonSpec, rows: Mapping[str, NamespaceRow], failures: Ma
     found = {}
     for namespace in spec.namespaces:
         row, failure = rows.get(namespace.name), failures.get(namespace.name, "")
-        if objection := _name_objection(spec.dirs, namespace.name) or _objection(namespace, row, failure):
+        if objection := _name_objection(spec.dirs, namespace.name):
             found[namespace.name] = objection
-        elif not _is_socket(path := namespace_socket(spec.dirs, namespace.name)):
-            found[namespace.name] = f"its socket {path} is not there"
+        elif row is not None and not directories.is_socket(path := namespace_socket(spec.dirs, namespace.name)):
+            lost = f"its socket was removed: end its clients: the MPS control daemon says: {failure}"
+            found[namespace.name] = lost if failure else f"its socket {path} is not there"
+        elif objection := _objection(namespace, row, failure):
+            found[namespace.name] = objection
     return found
 
 
@@ -189,13 +228,6 @@ def _link(spec: DaemonSpec, refused: Collection[str], keep: Iterable[str]) -> di
     return failed
 
 
-def _is_socket(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.stat(path).st_mode)
-    except OSError:
-        return False
-
-
 def _read_config(dirs: DaemonDirs) -> str:
     try:
         return read_regular(dirs.config_file, follow_links=False)[0].decode(errors="replace")
@@ -214,12 +246,18 @@ def _write_config(dirs: DaemonDirs, namespaces: Iterable[Namespace]) -> None:
 
 
 def _last_words(dirs: DaemonDirs) -> str:
-    """The end of the server's log: what became of a server is said nowhere else."""
+    """The end of the server's log without what it always says: what became of a server is said nowhere else."""
     try:
-        with open(dirs.server_log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
-            lines = file.read(_LOG_TAIL_BYTES).decode(errors="replace").split("\n")
+        text = directories.read_file(dirs.server_log, _LOG_TAIL_BYTES, end=True).decode(errors="replace")
     except OSError:
         return ""
-    last = [line.strip() for line in lines if line.strip()][-3:]
-    return f"; it logged last: {'; '.join(last)}" if last else ""
+    lines = text.split("\n")[1 if len(text) >= _LOG_TAIL_BYTES else 0 :]  # the first one may be cut
+    telling = [line.message for line in map(parse_line, lines) if _tells(line)]
+    last = "; ".join(telling[-_LOG_LINES:])
+    last = "".join(c if c.isprintable() else "?" for c in last)
+    return f"; it logged last: {last[-_LOG_CHARACTERS:]}" if last else ""
+
+
+def _tells(line: LogLine) -> bool:
+    event = interpret(line)
+    return event is not None and severity(event) in (Severity.WARNING, Severity.ERROR)

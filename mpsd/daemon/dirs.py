@@ -5,7 +5,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from mpsd.daemon.namespaces import SERVER
 from mpsd.daemon.paths import DaemonDirs, link_directory, namespace_socket
@@ -13,6 +13,9 @@ from mpsd.errors import TransientError
 
 MODE = 0o755
 """Clients of any user must pass: a directory without x anywhere above the socket hides it from non-root containers."""
+
+_LEFT = ("control", "control_lock", "control_privileged", "log")
+"""What a daemon is known to make in its pipe directory, beside its pid file and the directories of its servers."""
 
 
 def prepare(dirs: DaemonDirs) -> str:
@@ -37,8 +40,19 @@ def prepare(dirs: DaemonDirs) -> str:
     return f"other users can't pass {closed[0]}: chmod o+x it" if closed else ""
 
 
+def is_socket(path: str) -> bool:
+    """Whether a socket is there; a link to one is none."""
+    try:
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
 def is_served(dirs: DaemonDirs) -> bool:
-    """Whether somebody listens on the control socket; where that can't be told somebody does."""
+    """Whether somebody listens on the control socket; where that can't be told somebody does. A link is no socket:
+    whoever may write the directory would point it at somebody who listens for ever."""
+    if os.path.lexists(dirs.control_socket) and not is_socket(dirs.control_socket):
+        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(dirs.control_socket)
@@ -47,22 +61,74 @@ def is_served(dirs: DaemonDirs) -> bool:
         return True
 
 
+def read_file(path: str, max_bytes: int, *, end: bool = False) -> bytes:
+    """So much of the beginning, or the `end`, of a file that somebody else may have put there.
+
+    Raises:
+        OSError: it can't be read, or is no regular file: a pipe would hang who opens it, a link lead anywhere.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return os.pread(fd, max_bytes, max(0, status.st_size - max_bytes) if end else 0)
+    finally:
+        os.close(fd)
+
+
 def clear_stale(dirs: DaemonDirs) -> None:
-    """Removes what a dead daemon left in its pipe directory; the directories of its namespaces stay, as containers have
-    them mounted. Only for when no daemon lives there."""
-    server = os.path.join(dirs.pipe, SERVER)
-    namespaces = [os.path.join(server, name) for name in _names(server)]
-    for path in (dirs.pid_file, *(f"{directory}/control" for directory in (dirs.pipe, server, *namespaces))):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(path)
+    """Removes what a dead daemon left in its pipe directory, or anybody put in the place of that; the directories of
+    its namespaces stay, as containers have them mounted. Only for when no daemon lives there.
+
+    Raises:
+        TransientError: something can't be removed.
+    """
+    if not os.path.lexists(dirs.pipe):
+        return
+    try:
+        with _opened(dirs.pipe) as pipe:
+            for name in (os.path.basename(dirs.pid_file), *_LEFT):
+                _discard(pipe, name)
+            if not _is_directory(pipe, SERVER):
+                _discard(pipe, SERVER)  # a daemon would follow a link
+                return
+            with _opened(SERVER, pipe) as server:
+                _discard(server, "control")
+                for name in os.listdir(server):
+                    if _is_directory(server, name):
+                        with _opened(name, server) as namespace:
+                            _discard(namespace, "control")
+                    else:
+                        _discard(server, name)
+    except OSError as error:
+        raise TransientError(f"cannot clear {dirs.pipe}: {error.strerror}: look what is in it") from error
+
+
+def clear_socket(dirs: DaemonDirs, namespace: str) -> None:
+    """Removes what lies where the socket of a namespace should be, and is none.
+
+    Raises:
+        TransientError: it can't be removed.
+    """
+    path = namespace_socket(dirs, namespace)
+    try:
+        if not is_socket(path):
+            with _opened(dirs.pipe) as pipe, _opened(SERVER, pipe) as server, _opened(namespace, server) as directory:
+                _discard(directory, "control")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise TransientError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def remove(dirs: DaemonDirs) -> None:
     """Removes the pipe directory of a daemon that is gone, and what is beside it; log files stay."""
     with contextlib.suppress(OSError):
         os.unlink(dirs.config_file)
-    _remove_tree(dirs.links)
-    _remove_tree(dirs.pipe)
+    with contextlib.suppress(OSError), _opened(os.path.dirname(dirs.pipe)) as parent:
+        _remove_tree(parent, os.path.basename(dirs.links))
+        _remove_tree(parent, os.path.basename(dirs.pipe))
 
 
 def link_socket(dirs: DaemonDirs, namespace: str) -> None:
@@ -72,50 +138,107 @@ def link_socket(dirs: DaemonDirs, namespace: str) -> None:
         TransientError: it can't be linked.
     """
     source, directory = namespace_socket(dirs, namespace), link_directory(dirs, namespace)
-    target = f"{directory}/control"
     try:
         for path in (dirs.links, directory):
             _make(path)
-        if os.path.exists(target) and os.path.samefile(source, target):
-            return
-        # Two names of one file are not renamed onto each other, so what an earlier try left must go first.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{target}.new")
-        os.link(source, f"{target}.new")
-        os.rename(f"{target}.new", target)
+        with (
+            _opened(dirs.pipe) as pipe,
+            _opened(SERVER, pipe) as server,
+            _opened(namespace, server) as theirs,
+            _opened(directory) as ours,
+        ):
+            _link_control(theirs, ours)
     except OSError as error:
-        raise TransientError(f"cannot link {source} to {target}: {error.strerror}") from error
+        raise TransientError(f"cannot link {source} to {directory}/control: {error.strerror}") from error
+
+
+def _link_control(theirs: int, ours: int) -> None:
+    found = os.stat("control", dir_fd=theirs, follow_symlinks=False)
+    if not stat.S_ISSOCK(found.st_mode):
+        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(found, os.stat("control", dir_fd=ours, follow_symlinks=False)):
+            return
+    # Two names of one file are not renamed onto each other, so what an earlier try left must go first.
+    _discard(ours, "control.new")
+    os.link("control", "control.new", src_dir_fd=theirs, dst_dir_fd=ours, follow_symlinks=False)
+    if _is_directory(ours, "control"):
+        _discard(ours, "control")
+    os.rename("control.new", "control", src_dir_fd=ours, dst_dir_fd=ours)
 
 
 def prune_links(dirs: DaemonDirs, keep: Collection[str]) -> None:
     """Removes our directories of namespaces that are no more."""
-    for name in _names(dirs.links):
-        if name not in keep:
-            _remove_tree(os.path.join(dirs.links, name))
+    with contextlib.suppress(OSError), _opened(dirs.links) as links:
+        for name in os.listdir(links):
+            if name not in keep:
+                _remove_tree(links, name)
 
 
-def _remove_tree(path: str) -> None:
+# Tenants may write pipe directories (protocol 2) and those of their namespaces, and change them while we look. So
+# whatever lies there is reached by descriptors of real directories only, one step at a time.
+
+
+@contextlib.contextmanager
+def _opened(name: str, parent: int | None = None) -> Iterator[int]:
+    """A directory, never what a link points to. Raises OSError."""
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_directory(parent: int, name: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _discard(parent: int, name: str) -> None:
+    """Takes a name away, whatever it stands for. A directory is set aside first: what is in it may not be removable,
+    and the name has to be free. Raises OSError."""
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        aside = f".{os.urandom(8).hex()}"
+        os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
+        _remove_tree(parent, aside)
+
+
+def _remove_tree(parent: int, name: str) -> None:
     """What can't be removed stays: a directory mounted over, or a daemon's after all."""
     with contextlib.suppress(OSError):
-        for directory, directories, files in os.walk(path, topdown=False):
-            for name in files:
-                os.unlink(os.path.join(directory, name))
-            for name in directories:
-                os.rmdir(os.path.join(directory, name))
-        os.rmdir(path)
+        with _opened(name, parent) as top:
+            _empty(top)
+        os.rmdir(name, dir_fd=parent)
 
 
-def _names(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
+def _empty(top: int) -> None:
+    """What is in a directory is moved up before that goes, so that no depth takes more descriptors or stack."""
+    names = os.listdir(top)
+    while names:
+        name = names.pop()
+        try:
+            os.unlink(name, dir_fd=top)
+        except IsADirectoryError:
+            with _opened(name, top) as directory:
+                for below in os.listdir(directory):
+                    names.append(f".{os.urandom(8).hex()}")
+                    os.rename(below, names[-1], src_dir_fd=directory, dst_dir_fd=top)
+            os.rmdir(name, dir_fd=top)
 
 
 def _make(path: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, MODE)
-    mode = stat.S_IMODE(os.stat(path).st_mode)
+    found = os.stat(path).st_mode
+    if not stat.S_ISDIR(found):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    mode = stat.S_IMODE(found)
     if mode | MODE != mode:  # an umask, or an earlier hand
         os.chmod(path, mode | MODE)
 

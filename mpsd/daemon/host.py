@@ -1,5 +1,6 @@
 """The effects of a lifecycle, each one blocking call with deadlines of its own; run by worker threads."""
 
+import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ class DaemonHost(Protocol):
     def find(self, spec: DaemonSpec) -> Running | None: ...
     def spawn(self, spec: DaemonSpec) -> Running: ...
     def configure(self, spec: DaemonSpec) -> Configured: ...
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> None: ...
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]: ...
     def clients(self, spec: DaemonSpec) -> MpsClients: ...
     def terminate_client(self, spec: DaemonSpec, pid: int) -> None: ...
     def quit(self, spec: DaemonSpec, timeout_s: float) -> None: ...
@@ -83,6 +84,7 @@ class LocalHost:
     Args:
         query_s: deadline of one command.
         place: where daemons are started; None for right here, so that they end with whatever mpsd ends with.
+        simulated: whether pods are simulated, too.
     """
 
     START_S = 10.0
@@ -96,6 +98,7 @@ class LocalHost:
         *,
         query_s: float = QUERY_S,
         place: Place | None = None,
+        simulated: bool = False,
     ) -> None:
         control = control or FrontEnd(mps)
         self._mps = mps
@@ -104,6 +107,7 @@ class LocalHost:
         self._controllers: dict[int, Controller] = {2: Controller2(control, query_s), 3: Controller3(control, query_s)}
         self._query_s = query_s
         self._place = place
+        self._simulated = simulated
         self._warned = ""
         self._boot_id = processes.boot_id()
 
@@ -136,9 +140,9 @@ class LocalHost:
         """
         recorded = self._state.saved.daemons.get(spec.name)
         pids = dict.fromkeys(pid for pid in (recorded and recorded.pid, process.read_pid_file(spec.dirs)) if pid)
-        seen = [process.candidate(pid) for pid in pids]
+        seen = [process.host_candidate(pid, simulated=self._simulated) for pid in pids]
         if not pids and directories.is_served(spec.dirs):
-            seen = [process.find_unrecorded(spec.name, spec.dirs.pipe)]
+            seen = [process.find_unrecorded(spec.name, spec.dirs.pipe, simulated=self._simulated)]
         candidates = tuple(candidate for candidate in seen if candidate is not None)
         verdict = judge(Evidence(self._boot_id, spec.name, spec.dirs.pipe, recorded, candidates))
         if isinstance(verdict, Foreign):
@@ -175,7 +179,7 @@ class LocalHost:
         directories.clear_stale(spec.dirs)
         self._state.record_daemon(spec.name, self._intent(spec))
         self._start(spec)
-        identity = process.find_started(spec.name, spec.dirs, self._boot_id)
+        identity = process.find_started(spec.name, spec.dirs, self._boot_id, simulated=self._simulated)
         self._state.record_daemon(spec.name, identity)
         return Running(identity, adopted=False)
 
@@ -207,8 +211,8 @@ class LocalHost:
         """See Controller, and the next ones too."""
         return self._controllers[spec.protocol].configure(spec)
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
-        self._controllers[spec.protocol].probe(spec, servers=servers)
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
+        return self._controllers[spec.protocol].probe(spec, servers=servers)
 
     def clients(self, spec: DaemonSpec) -> MpsClients:
         return self._controllers[spec.protocol].clients(spec)
@@ -236,11 +240,16 @@ class LocalHost:
         if self._place is not None:
             self._place.leave(spec.name)
         if not directories.is_served(spec.dirs):
-            directories.clear_stale(spec.dirs)
+            with contextlib.suppress(TransientError):  # the next start says so, if there is one
+                directories.clear_stale(spec.dirs)
 
     def _end(self, spec: DaemonSpec, known: Sequence[ProcessIdentity | DaemonIdentity]) -> None:
         """Ends these and all that have the environment of our daemon."""
-        left = process.kill_and_wait(lambda: (*known, *process.members(spec.name, spec.dirs.pipe)), self.KILL_S)
+
+        def victims() -> Sequence[ProcessIdentity | DaemonIdentity]:
+            return (*known, *process.members(spec.name, spec.dirs.pipe, simulated=self._simulated))
+
+        left = process.kill_and_wait(victims, self.KILL_S)
         if left:
             raise TransientError(f"cannot end pid {', '.join(map(str, left))} of the MPS daemon")
 

@@ -219,6 +219,13 @@ def backoff_s(failures: int, rng: Jitter, policy: Policy) -> float:
 
 _DEFAULT = Policy()
 _UNKILLABLE = "it can't be killed: "
+_WHAT_NEXT = {
+    WedgePolicy.REPORT: "; it is left as it is (mps.onWedge): gpufrac mpsd replace --now",
+    WedgePolicy.REPLACE_WHEN_IDLE: (
+        "; it is replaced when its clients have ended (gpufrac clients; gpufrac mpsd replace --now)"
+    ),
+}
+"""Of a wedged daemon. One that is replaced at once is never seen wedged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +397,7 @@ def _strike(turn: _Turn, reason: str) -> Step:
     return turn.to(
         State.CONFIGURING,
         turn.policy.wedged_retry_s,
-        reason=f"wedged, {strikes} attempts in a row failed: {reason}",
+        reason=f"{strikes} attempts in a row failed: {reason}{_WHAT_NEXT[turn.policy.on_wedge]}",
         strikes=strikes,
         wedged=True,
     )
@@ -452,7 +459,8 @@ def _on_drained_configuring(turn: _Turn) -> Step:
     if turn.life.replacing:
         return _stop(turn, turn.life.replacing)
     if turn.life.wedged and turn.policy.on_wedge is WedgePolicy.REPLACE_WHEN_IDLE:
-        return _give_up(turn, f"replaced as nobody uses it: {turn.life.reason}")
+        reason = turn.life.reason.removesuffix(_WHAT_NEXT[turn.policy.on_wedge])
+        return _give_up(turn, f"replaced as nobody uses it: wedged, {reason}")
     return turn.keep()
 
 

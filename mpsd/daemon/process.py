@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from mpsd import processes
 from mpsd.daemon import adopt
 from mpsd.daemon.adopt import PIPE_DIRECTORY, Candidate, DaemonIdentity, ProcessIdentity
+from mpsd.daemon.dirs import read_file
 from mpsd.daemon.paths import DaemonDirs
 from mpsd.errors import ProtocolError, TransientError
 from mpsd.log import get_logger
@@ -122,9 +123,12 @@ def start(
     Raises:
         TransientError: with what the binary printed, or what `explain` makes of it.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        # A file, not a pipe: a pipe would break when we die, and its holder could hang the end of our pod.
+        # A file, not a pipe: a pipe would break when we die, and its holder could hang the end of our pod. A new one,
+        # so that it is no link, device or pipe that lies there.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(dirs.start_output)
         output = os.open(dirs.start_output, flags, 0o600)
     except OSError as error:
         raise TransientError(f"cannot write {dirs.start_output}: {error.strerror}") from error
@@ -157,7 +161,7 @@ def start(
         os.close(output)
 
 
-def find_started(name: str, dirs: DaemonDirs, boot_id: str) -> DaemonIdentity:
+def find_started(name: str, dirs: DaemonDirs, boot_id: str, *, simulated: bool = False) -> DaemonIdentity:
     """The daemon that was just started in these directories, by its pid file; whether protocol 3 writes one is not
     documented, so without one by its environment.
 
@@ -166,7 +170,10 @@ def find_started(name: str, dirs: DaemonDirs, boot_id: str) -> DaemonIdentity:
     deadline_s = time.monotonic() + PID_FILE_S
     while True:
         pid = read_pid_file(dirs)
-        found = candidate(pid) if pid is not None else find_unrecorded(name, dirs.pipe)
+        if pid is not None:
+            found = host_candidate(pid, simulated=simulated)
+        else:
+            found = find_unrecorded(name, dirs.pipe, simulated=simulated)
         if found is not None and (found.environment or {}).get(PIPE_DIRECTORY) == dirs.pipe:
             return adopt.identify(found, boot_id, dirs.pipe)
         if time.monotonic() >= deadline_s:
@@ -177,9 +184,9 @@ def find_started(name: str, dirs: DaemonDirs, boot_id: str) -> DaemonIdentity:
         time.sleep(_POLL_S)
 
 
-def find_unrecorded(name: str, pipe_directory: str) -> Candidate | None:
+def find_unrecorded(name: str, pipe_directory: str, *, simulated: bool = False) -> Candidate | None:
     """The daemon of a group by its environment only: of all that have it, servers are its children."""
-    found = members(name, pipe_directory)
+    found = members(name, pipe_directory, simulated=simulated)
     pids = {member.pid for member in found}
     roots = [member for member in found if processes.parent(member.pid) not in pids]
     return candidate(min(roots, key=lambda member: member.start_time).pid) if roots else None
@@ -188,8 +195,7 @@ def find_unrecorded(name: str, pipe_directory: str) -> Candidate | None:
 def read_pid_file(dirs: DaemonDirs) -> int | None:
     """The PID in the pipe directory's pid file, None when there is none."""
     try:
-        with open(dirs.pid_file, "rb") as file:
-            text = file.read(32).strip()
+        text = read_file(dirs.pid_file, 32).strip()
     except OSError:
         return None
     return int(text) if text.isdigit() and 0 < int(text) < 2**31 else None
@@ -221,6 +227,12 @@ def candidate(pid: int) -> Candidate | None:
     return Candidate(pid, stat.start_time, stat.process_group, environment)
 
 
+def host_candidate(pid: int, *, simulated: bool = False) -> Candidate | None:
+    """The same, but None for a process of a pod that is not ours: a pid file may name it, and its environment is a
+    tenant's word."""
+    return None if processes.in_a_pod_of_others(pid, simulated=simulated) else candidate(pid)
+
+
 def _may_read(pid: int) -> bool:
     try:
         os.close(os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC))
@@ -249,7 +261,7 @@ def in_group(pid: int, identity: DaemonIdentity) -> bool:
     return stat is not None and stat.process_group == identity.process_group and is_alive(identity)
 
 
-def members(name: str, pipe_directory: str) -> list[ProcessIdentity]:
+def members(name: str, pipe_directory: str, *, simulated: bool = False) -> list[ProcessIdentity]:
     """The living daemon and servers of one group, known by the environment that servers inherit from our daemon.
 
     Clients are never among them: they have the same pipe directory at most. Nobody is known by the name of an
@@ -266,7 +278,7 @@ def members(name: str, pipe_directory: str) -> list[ProcessIdentity]:
         # Below the pipe directory: what a server of protocol 3 is told there is not documented.
         pipe = f"{environment.get(PIPE_DIRECTORY, '')}/"
         ours = environment.get(DAEMON_MARKER) == name and pipe.startswith(f"{pipe_directory}/")
-        if ours and not processes.in_a_pod_of_others(process.pid):
+        if ours and not processes.in_a_pod_of_others(process.pid, simulated=simulated):
             found.append(ProcessIdentity(pid=process.pid, start_time=process.start_time))
     return found
 

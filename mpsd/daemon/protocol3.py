@@ -146,6 +146,11 @@ def parse_servers(reply: str) -> tuple[int, ...]:
     return tuple(pid for pid in pids if pid is not None)
 
 
+def parse_server_names(reply: str) -> frozenset[str]:
+    """Names of all servers, whether they run or not. Columns as of `parse_servers`."""
+    return frozenset(row[0] for row in _rows(reply) if len(row) >= 4)
+
+
 def parse_clients(reply: str) -> tuple[int, ...]:
     """PIDs of clients, each once; only the first column is the same in all sources.
 

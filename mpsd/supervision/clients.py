@@ -20,7 +20,7 @@ class Census:
     """A question: who uses this GPU?
 
     `processes` are what the driver showed, None to ask it now. `ask_daemon`: whether the daemon is fit to be asked;
-    where it is not, `mps_pids` are its clients as known before.
+    where it is not, `mps_pids` are its clients as known before. `simulated`: pods are, too.
     """
 
     uuid: str
@@ -29,6 +29,7 @@ class Census:
     processes: tuple[GpuProcess, ...] | None
     ask_daemon: bool
     mps_pids: frozenset[int] = frozenset()
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counte
                 mps=pid in mps_pids,
                 used_bytes=used_bytes.get(pid),
                 command=processes.name(pid),
+                pod_uid=processes.pod_uid_of(pid, simulated=census.simulated) or "",
             )
         )
     servers = tuple(known for pid in mps.servers if (known := process.identify(pid)) is not None)
@@ -97,4 +99,4 @@ def _is_server(pid: int, census: Census) -> bool:
     found = process.candidate(pid)
     environment = found.environment if found is not None else None
     marked = environment is not None and environment.get(DAEMON_MARKER) == census.spec.name
-    return marked and not processes.in_a_pod_of_others(pid)
+    return marked and not processes.in_a_pod_of_others(pid, simulated=census.simulated)

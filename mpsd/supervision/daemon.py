@@ -246,11 +246,11 @@ class DaemonKeeper:
                 if ask_servers:
                     # What was refused holds up its allocation only.
                     attached = tuple(n for n in spec.namespaces if n.name in configured.attached)
-                    host.probe(replace(spec, namespaces=attached), servers=True)
+                    objections = host.probe(replace(spec, namespaces=attached), servers=True)
+                    configured = configured.without(objections)
                 return partial(self._on_configured, spec, configured)
             case Effect.PROBE:
-                host.probe(spec, servers=ask_servers)
-                return partial(self._on_probed, life.ProbeOk())
+                return partial(self._on_answered, spec, host.probe(spec, servers=ask_servers))
             case Effect.QUIT:
                 host.quit(spec, self._outside.policy.quit_s)
                 return _nothing
@@ -306,9 +306,19 @@ class DaemonKeeper:
             self.feed(life.Configured(configured.note))
         self._outside.tried(self)
 
+    def _on_answered(self, spec: DaemonSpec, objections: Mapping[str, str]) -> None:
+        """A probe found the daemon well, but maybe not each namespace: a tenant can spoil its own, and nobody else's
+        allocation may suffer from that."""
+        asked = {namespace.name: namespace for namespace in spec.namespaces}
+        # Of what was set otherwise since then it says nothing.
+        spoilt = {name: why for name, why in objections.items() if asked.get(name) == self._verified.get(name)}
+        for name in spoilt.keys() & self._verified.keys():
+            log.warning("MPS namespace is not as it was set", daemon=self.name, namespace=name, reason=spoilt[name])
+        self._verified = {name: namespace for name, namespace in self._verified.items() if name not in spoilt}
+        self._refused = {**self._refused, **spoilt}
+        self._on_probed(life.ProbeFailed(self.server_trouble) if self.server_trouble else life.ProbeOk())
+
     def _on_probed(self, event: Event) -> None:
-        if self.server_trouble and isinstance(event, life.ProbeOk):
-            event = life.ProbeFailed(self.server_trouble)
         self.feed(event)
         if self._refused and isinstance(event, life.ProbeOk):
             self.feed(life.Respecified())  # what could not be set up then may be by now

@@ -12,7 +12,7 @@ import threading
 import time
 import uuid as uuids
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from mpsd.config.model import NodeConfig
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity
+from mpsd.daemon.controller import NotAClientError
 from mpsd.daemon.host import DaemonHost, ProtocolChoice
 from mpsd.daemon.lifecycle import Jitter, Policy
 from mpsd.daemon.logs.parse import LogEvent
@@ -77,8 +78,18 @@ class _Cleanup:
 
 @dataclass(slots=True)
 class _Stop:
-    decide_s: float
-    deadline_s: float
+    """`looked`: GPUs whose use was asked of the driver since it began."""
+
+    begun_s: float
+    looked: set[str] = field(default_factory=set)
+
+    @property
+    def decide_s(self) -> float:
+        return self.begun_s + LOOK_S
+
+    @property
+    def deadline_s(self) -> float:
+        return self.begun_s + STOP_S
 
 
 class Supervisor:
@@ -190,16 +201,25 @@ class Supervisor:
             try:
                 found[uuid] = reply.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
-                found[uuid] = untold(uuid, f"no answer in {timeout_s:g} s")
+                found[uuid] = untold(uuid, f"no answer in {round(timeout_s, 1):g} s")
         return found
 
-    def gpus_of(self, keys: Collection[str]) -> tuple[str, ...]:
-        """The GPUs of these allocations, and those on which clients of them were seen."""
-        return self._ask(partial(self._on_gpus_asked, frozenset(keys)))
+    @property
+    def simulated(self) -> bool:
+        """Whether GPUs and pods are simulated."""
+        return self._config.backend == "simulated"
 
-    def _on_gpus_asked(self, keys: frozenset[str]) -> tuple[str, ...]:
+    def gpus_of(self, keys: Collection[str], pod_uids: Collection[str] = ()) -> tuple[str, ...]:
+        """The GPUs of these allocations, and those on which clients of them or of these pods were seen."""
+        return self._ask(partial(self._on_gpus_asked, frozenset(keys), frozenset(pod_uids)))
+
+    def _on_gpus_asked(self, keys: frozenset[str], pod_uids: frozenset[str]) -> tuple[str, ...]:
         desired = {uuid for a in self._desired.allocations if a.key in keys for uuid in a.gpus}
-        seen = {uuid for uuid, gpu in self._gpus.items() if any(c.allocation_key in keys for c in gpu.usage.clients)}
+        seen = {
+            uuid
+            for uuid, gpu in self._gpus.items()
+            if any(c.allocation_key in keys or c.pod_uid in pod_uids for c in gpu.usage.clients)
+        }
         return tuple(uuid for uuid in self._gpus if uuid in desired | seen)
 
     def terminate_client(self, uuid: str, pid: int, timeout_s: float) -> None:
@@ -209,7 +229,7 @@ class Supervisor:
         try:
             error = answer.get(timeout=timeout_s)
         except queue.Empty:
-            error = TransientError(f"cannot terminate MPS client {pid}: no answer in {timeout_s:g} s")
+            error = TransientError(f"cannot terminate MPS client {pid}: no answer in {round(timeout_s, 1):g} s")
         if error is not None:
             raise error
 
@@ -356,6 +376,7 @@ class Supervisor:
             self._post,
             partial(self._daemon_to_ask, uuid),
             partial(self._on_counted, uuid),
+            simulated=self.simulated,
         )
         return _Gpu(state, lane, mode, usage)
 
@@ -429,6 +450,9 @@ class Supervisor:
         self, uuid: str, pid: int, deadline_s: float, answer: "queue.SimpleQueue[GpufracError | None]"
     ) -> None:
         daemon = self._daemon_on(uuid)
+        if daemon is not None and daemon.is_absent:
+            answer.put(NotAClientError(f"cannot terminate pid {pid}: GPU {uuid} has no MPS daemon"))
+            return
         if daemon is None or daemon.identity is None or daemon.state in (DaemonState.STOPPING, DaemonState.KILLING):
             answer.put(TransientError(f"cannot terminate MPS client {pid}: no MPS daemon runs on GPU {uuid}"))
             return
@@ -467,8 +491,7 @@ class Supervisor:
             gpu.mode.try_again()
 
     def _on_stop(self) -> None:
-        now_s = time.monotonic()
-        self._stop = _Stop(now_s + LOOK_S, now_s + STOP_S)
+        self._stop = _Stop(time.monotonic())
         for gpu in self._gpus.values():
             gpu.usage.count(None)
 
@@ -514,7 +537,9 @@ class Supervisor:
         if count.servers is not None:
             daemon.servers = count.servers
         if self._stop is not None:
-            if count.fresh_s is not None and not any(other.usage.counting for other in self._members(daemon)):
+            if count.fresh_s is not None and count.fresh_s >= self._stop.begun_s:
+                self._stop.looked.add(uuid)
+            if self._stop.looked.issuperset(gpu.uuid for gpu in self._members(daemon)):
                 self._decide(daemon)
         elif daemon.awaits_drain and self._is_drained(daemon):
             daemon.feed(life.Drained())
@@ -666,6 +691,8 @@ class Supervisor:
     def _reconcile_mode(self, gpu: _Gpu, daemon: DaemonKeeper) -> None:
         if self._stop is not None and daemon.leaving is None:
             return
+        if daemon.state is DaemonState.STARTING and gpu.uuid in self._inherited:
+            return  # the daemon of its clients is being looked for, and what it speaks decides
         target = self._target(gpu, daemon)
         if gpu.mode.needs_check(target) and gpu.uuid not in self._inherited:
             if not gpu.usage.known:

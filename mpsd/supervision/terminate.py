@@ -7,10 +7,13 @@ its process is killed only after the daemon said that this is done.
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from mpsd import processes
 from mpsd.daemon import process
+from mpsd.daemon.controller import NotAClientError
 from mpsd.errors import GpufracError
+from mpsd.gpu.model import Mode
 from mpsd.log import get_logger
 from mpsd.snapshot import GpuClient, Outcome, Termination
 from mpsd.supervision.supervisor import Supervisor
@@ -20,6 +23,26 @@ log = get_logger("mpsd")
 KILL_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request; `deadline_s` is monotonic."""
+
+    keys: frozenset[str]
+    pod_uids: frozenset[str]
+    kill: bool
+    force: bool
+    deadline_s: float
+    simulated: bool
+
+    def means(self, key: str | None, pod_uid: str | None) -> bool:
+        """Whether it is about a client of this allocation, in this pod."""
+        return key in self.keys or pod_uid in self.pod_uids
+
+    def still_means(self, pid: int) -> bool:
+        """The same of a process as it is now: its PID may have been used again."""
+        return self.means(processes.marker(pid), processes.pod_uid_of(pid, simulated=self.simulated))
+
+
 class Terminator:
     """For callers of the local API; waits for the daemon."""
 
@@ -27,11 +50,12 @@ class Terminator:
         self._supervisor = supervisor
 
     def terminate(
-        self, keys: Collection[str], *, kill: bool, force: bool, timeout_s: float
+        self, keys: Collection[str], pod_uids: Collection[str] = (), *, kill: bool, force: bool, timeout_s: float
     ) -> tuple[Sequence[Termination], Sequence[str]]:
         """Ends every client of these allocations.
 
         Args:
+            pod_uids: clients in these pods are ended, too, whatever allocation their environment names.
             kill: end the processes, too.
             force: even where the daemon does not confirm that their contexts are gone.
 
@@ -39,39 +63,49 @@ class Terminator:
             What became of each client, and why clients of some GPUs can't be told.
         """
         deadline_s = time.monotonic() + timeout_s
-        found = self._supervisor.clients(self._supervisor.gpus_of(keys), timeout_s / 2)
+        asked = _Asked(frozenset(keys), frozenset(pod_uids), kill, force, deadline_s, self._supervisor.simulated)
+        found = self._supervisor.clients(self._supervisor.gpus_of(keys, pod_uids), timeout_s / 2)
+        # Who joined since the daemon last answered is not known for its client, and as a rule is one all the same.
+        plain_gpus = {gpu.info.uuid for gpu in self._supervisor.snapshot.gpus if gpu.mode is Mode.TIME_SLICING}
         errors = [answer.error for answer in found.values() if answer.error]
         done: dict[int, Termination] = {}
         for uuid, answer in found.items():
             for client in answer.clients:
-                if client.allocation_key in keys and client.pid not in done:
-                    done[client.pid] = self._end(uuid, client, kill, force, deadline_s)
+                if asked.means(client.allocation_key, client.pod_uid) and client.pid not in done:
+                    plain = not client.mps and uuid in plain_gpus
+                    done[client.pid] = self._end(uuid, client, asked, plain=plain)
         for one in done.values():
             log.info("client " + one.outcome, pid=one.pid, key=one.allocation_key, gpu=one.gpu, error=one.error)
         return tuple(done.values()), tuple(errors)
 
-    def _end(self, uuid: str, client: GpuClient, kill: bool, force: bool, deadline_s: float) -> Termination:
+    def _end(self, uuid: str, client: GpuClient, asked: _Asked, *, plain: bool) -> Termination:
         identity = process.identify(client.pid)
-        key = client.allocation_key or ""
         outcome, error = Outcome.LEFT, ""
-        if client.mps:
+        if not plain:
             try:
-                self._supervisor.terminate_client(uuid, client.pid, max(0.0, deadline_s - time.monotonic()))
+                self._supervisor.terminate_client(uuid, client.pid, max(0.0, asked.deadline_s - time.monotonic()))
                 outcome = Outcome.TERMINATED
+            except NotAClientError:
+                plain = True
             except GpufracError as refused:
                 error = str(refused)
-        if not kill:
-            error = error or ("" if client.mps else "it is no MPS client: only killing its process ends it")
-        elif error and not force:
+        if not asked.kill:
+            error = "it is no MPS client: only killing its process ends it" if plain else error
+        elif error and not asked.force:
             error += ": it was not killed, as that could take its neighbours down"
         elif identity is None or not process.is_alive(identity):
             outcome, error = Outcome.KILLED, ""  # gone by itself once its contexts were
-        elif processes.marker(client.pid) != key:
+        elif not asked.still_means(client.pid):
             error = error or "its process is not the allocation's any more"
         elif process.kill_and_wait(lambda: [identity], KILL_S):
             error = error or "its process can't be killed"
         else:
             outcome, error = Outcome.KILLED, ""
         return Termination(
-            pid=client.pid, gpu=uuid, allocation_key=key, command=client.command, outcome=outcome, error=error
+            pid=client.pid,
+            gpu=uuid,
+            allocation_key=client.allocation_key or "",
+            command=client.command,
+            outcome=outcome,
+            error=error,
         )

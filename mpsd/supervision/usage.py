@@ -48,6 +48,7 @@ class Usage:
 
     Args:
         daemon: the daemon that is on the GPU now, None before any is planned.
+        simulated: whether pods are.
         on_counted: told after each count, with the daemon's servers where it was asked; `fresh`: the driver was asked
             for it, and when (monotonic); None where the count failed.
     """
@@ -61,9 +62,11 @@ class Usage:
         post: Post,
         daemon: Callable[[], Daemon | None],
         on_counted: Callable[["Count"], None],
+        *,
+        simulated: bool = False,
     ) -> None:
         self._uuid, self._lane, self._backend, self._host = uuid, lane, backend, host
-        self._post, self._daemon, self._on_counted = post, daemon, on_counted
+        self._post, self._daemon, self._on_counted, self._simulated = post, daemon, on_counted, simulated
         self._counted: tuple[GpuProcess, ...] | None = None
         """The processes the driver showed at the last count; None before the first."""
         self._counting = False
@@ -82,11 +85,6 @@ class Usage:
     def known(self) -> bool:
         """Whether it was counted, with an answer, and no count is under way."""
         return self._told and not self._counting
-
-    @property
-    def counting(self) -> bool:
-        """Whether a count is under way."""
-        return self._counting
 
     @property
     def retry_s(self) -> float | None:
@@ -133,7 +131,9 @@ class Usage:
         elif self._counted is None:
             self._counted = ()
         mps_pids = frozenset(client.pid for client in self.clients if client.mps)
-        census = Census(self._uuid, daemon.spec, daemon.identity, processes, daemon.answers, mps_pids)
+        census = Census(
+            self._uuid, daemon.spec, daemon.identity, processes, daemon.answers, mps_pids, simulated=self._simulated
+        )
         self._lane.submit(partial(self._run, census, asked, time.monotonic()))
 
     def _run(self, census: Census, asked: tuple[Question, ...], begun_s: float) -> None:

@@ -104,6 +104,7 @@ def configs(draw: st.DrawFn) -> NodeConfig:
             client_limit=draw(st.integers(1, 60)),
             on_wedge=draw(st.sampled_from(WedgePolicy)),
             prohibit_while_down=draw(st.booleans()),
+            writable_mount=draw(st.booleans()),
             namespace_mount=draw(st.sampled_from(NamespaceMount)),
             log_max_bytes=draw(st.integers(1, 2**20)) * MIB,
         ),

@@ -72,7 +72,8 @@ mps:
   clientLimit: 60
   onWedge: report
   prohibitWhileDown: true
-  namespaceMount: linked
+  namespaceMount: daemon
+  writableMount: true
   logMaxSize: 1Gi
 cdi: {{directory: /etc/cdi, gpuDevices: envvar, delivery: both}}
 kubelet: {{root: /var/lib/k0s/kubelet}}
@@ -189,7 +190,8 @@ def test_every_key(any_loader: None) -> None:
             client_limit=60,
             on_wedge=WedgePolicy.REPORT,
             prohibit_while_down=True,
-            namespace_mount=NamespaceMount.LINKED,
+            namespace_mount=NamespaceMount.DAEMON,
+            writable_mount=True,
             log_max_bytes=1024 * MIB,
         ),
         cdi=CdiConfig(directory="/etc/cdi", gpu_devices=GpuDevices.ENVVAR, delivery=Delivery.BOTH),
@@ -288,7 +290,8 @@ def test_the_effective_config_is_in_the_spelling_of_the_file() -> None:
             "clientLimit": 48,
             "onWedge": "replace-when-idle",
             "prohibitWhileDown": False,
-            "namespaceMount": "daemon",
+            "writableMount": False,
+            "namespaceMount": "linked",
             "logMaxSize": "16Mi",
         },
         "cdi": {"directory": "/var/run/cdi", "gpuDevices": "auto", "delivery": "cdi"},

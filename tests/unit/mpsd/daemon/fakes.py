@@ -1,9 +1,11 @@
 """Control daemons without a process: what they remember, and how they refuse."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 
+from mpsd.daemon import protocol3
 from mpsd.daemon.control import CommandFailedError, ControlClient
 from mpsd.daemon.paths import DaemonDirs, namespace_socket
 from mpsd.errors import GpufracError
@@ -68,6 +70,8 @@ class Daemon3:
         self.calls.append(call)
         if (reply := self.others.get(call)) is not None:
             return reply
+        if call == protocol3.LIST_SERVERS:
+            return f"s,0,5,{self.status},{dirs.pipe},GPU-1,-\n" if self.namespaces else ""
         assert call[0] == "namespace", call
         assert "--server=s" in call
         verb, name = call[1], call[2]
@@ -88,6 +92,8 @@ class Daemon3:
             raise refusal(f"{name} has active clients")
         if verb == "delete":
             del self.namespaces[name]
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(namespace_socket(self.dirs, name))
         elif verb == "create":
             self.add(name)
         else:

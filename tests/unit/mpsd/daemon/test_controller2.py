@@ -1,6 +1,7 @@
 import pytest
 
 from mpsd.config.model import GIB, MpsConfig
+from mpsd.daemon.controller import NotAClientError
 from mpsd.daemon.controller2 import Controller2
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.errors import GpufracError, ProtocolError, TransientError
@@ -36,8 +37,9 @@ def test_a_running_server_is_set_too_whatever_it_reads() -> None:
 @pytest.mark.parametrize(
     ("replies", "error", "text"),
     [
-        ({f"{GET} 1": "4G"}, TransientError, "memory limit of GPU 1: set to 8192M, read back as 4G"),
-        ({f"{GET} 0": ""}, ProtocolError, "expected a memory limit"),
+        ({f"{GET} 1": "4G"}, TransientError, "limit 8192M of GPU 1 was set but reads back as 4G"),
+        ({f"{GET} 0": ""}, TransientError, "limit 8192M of GPU 0 was set but reads back as none"),
+        ({f"{GET} 0": "Unrecognized command\n"}, ProtocolError, "'Unrecognized command': expected a memory limit"),
         ({f"{SET} 1 8192M": TransientError("cannot: late")}, TransientError, "late"),
         ({"get_server_list": "Unrecognized command"}, ProtocolError, "expected a list of PIDs"),
         ({"get_server_list": "5", f"{GET_SERVER} 5 0": "1G"}, TransientError, "limit of the running MPS server 5"),
@@ -58,10 +60,10 @@ def test_a_servers_limit_that_cannot_be_read_is_noted() -> None:
 
 def test_a_probe_is_one_query_for_each_gpu() -> None:
     control = Scripted(LIMITS)
-    Controller2(control).probe(SPEC, servers=False)
+    assert Controller2(control).probe(SPEC, servers=False) == {}
     assert control.asked == [f"{GET} 0", f"{GET} 1"]
     control.replies[f"{GET} 1"] = "80G"
-    with pytest.raises(TransientError, match="memory limit of GPU 1"):
+    with pytest.raises(TransientError, match="limit 8192M of GPU 1 "):
         Controller2(control).probe(SPEC, servers=False)
 
 
@@ -94,16 +96,23 @@ def test_a_client_is_terminated_at_its_server_and_has_time_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pid", "reply", "text"),
-    [
-        (71, "1", "cannot terminate MPS client 71: server 6 said 1"),
-        (71, "", "said nothing"),
-        (72, "0", "cannot terminate pid 72: it is no client of the MPS daemon of pair0"),
-    ],
+    ("reply", "text"), [("1", "cannot terminate MPS client 71: server 6 said 1"), ("", "said nothing")]
 )
-def test_only_a_zero_says_that_a_client_was_terminated(pid: int, reply: str, text: str) -> None:
+def test_only_a_zero_says_that_a_client_was_terminated(reply: str, text: str) -> None:
     with pytest.raises(TransientError, match=text):
-        Controller2(Scripted({**CLIENTS, "terminate_client 6 71": reply})).terminate_client(SPEC, pid)
+        Controller2(Scripted({**CLIENTS, "terminate_client 6 71": reply})).terminate_client(SPEC, 71)
+
+
+def test_only_a_daemon_that_knows_its_clients_says_that_one_is_none() -> None:
+    control = Scripted(CLIENTS)
+    with pytest.raises(NotAClientError, match="cannot terminate pid 72: it is no client of the MPS daemon of pair0"):
+        Controller2(control).terminate_client(SPEC, 72)
+    replies = ("0\n71", TransientError("cannot get an answer"), "Server not found")
+    for reply in replies:
+        control.replies["get_client_list 6"] = reply
+        with pytest.raises(GpufracError) as caught:
+            Controller2(control).terminate_client(SPEC, 72)
+        assert not isinstance(caught.value, NotAClientError)
 
 
 def test_quit_leaves_servers_half_of_the_time() -> None:

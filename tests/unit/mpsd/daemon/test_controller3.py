@@ -12,7 +12,7 @@ import pytest
 from mpsd.config.model import GIB, MpsConfig, NamespaceMount
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import protocol3
-from mpsd.daemon.controller import Configured
+from mpsd.daemon.controller import Configured, NotAClientError
 from mpsd.daemon.controller3 import Controller3
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import DaemonDirs, daemon_dirs, mount_directory, namespace_socket
@@ -152,8 +152,54 @@ def test_a_namespace_without_its_socket_takes_nobody(node: Node) -> None:
     os.makedirs(os.path.dirname(namespace_socket(node.dirs, "a")))
     Path(namespace_socket(node.dirs, "a")).write_text("no socket")
     assert "a" in node.controller.configure(node.spec(A)).refused
-    with pytest.raises(TransientError, match=r"cannot rely on MPS namespace a: its socket .* is not there"):
-        node.controller.probe(node.spec(A), servers=False)
+    assert node.controller.probe(node.spec(A, B), servers=False) == {
+        "a": f"its socket {namespace_socket(node.dirs, 'a')} is not there",
+        "b": "it is not there",
+    }
+
+
+def unlink(path: str) -> None:
+    os.unlink(path)
+
+
+def link_away(path: str) -> None:
+    os.rename(path, f"{path}.mine")
+    os.symlink(f"{path}.mine", path)
+
+
+def put_directory(path: str) -> None:
+    os.unlink(path)
+    os.makedirs(f"{path}/deep")
+
+
+@pytest.mark.parametrize("spoil", [unlink, link_away, put_directory])
+def test_a_namespace_whose_tenant_spoilt_its_socket_is_made_anew_and_no_other(
+    node: Node, spoil: Callable[[str], None]
+) -> None:
+    node.start(A, B)
+    node.controller.configure(node.spec(A, B))
+    path = namespace_socket(node.dirs, "a")
+    spoil(path)
+    assert node.controller.probe(node.spec(A, B), servers=True) == {"a": f"its socket {path} is not there"}
+    node.daemon.busy = {"a"}
+    configured = node.controller.configure(node.spec(A, B))
+    assert configured.attached == {"b"}
+    assert configured.refused["a"].startswith("its socket was removed: end its clients: ")
+    node.daemon.busy.clear()
+    node.daemon.changes()
+    assert node.controller.configure(node.spec(A, B)).attached == {"a", "b"}
+    assert node.daemon.changes() == ["delete a", "create a", "set a"]
+    assert node.controller.probe(node.spec(A, B), servers=True) == {}
+
+
+def test_a_socket_that_is_still_to_come_is_waited_for(node: Node) -> None:
+    node.daemon.make_socket = False
+    node.start(A)
+    assert "a" in node.controller.configure(node.spec(A)).refused
+    node.daemon.make_socket = True
+    node.daemon.add("a", "8192M", "25")
+    assert node.controller.configure(node.spec(A)).attached == {"a"}
+    assert node.daemon.changes() == []
 
 
 @pytest.mark.parametrize("name", ["../../x", "a b", "A", "", "x" * 65, 'a"]\n[servers.t'])
@@ -198,8 +244,13 @@ def lose_server(node: Node) -> None:
     node.daemon.namespaces.clear()
 
 
-def refuse_list(node: Node) -> None:
+def refuse_lost(node: Node) -> None:
+    node.daemon.namespaces.clear()
     node.daemon.fail["list"] = refusal("Server not found")
+
+
+def refuse_list(node: Node) -> None:
+    node.daemon.fail["list"] = refusal("Not now")
 
 
 def talk_nonsense(node: Node) -> None:
@@ -213,16 +264,20 @@ def fault(node: Node) -> None:
 @pytest.mark.parametrize(
     ("trouble", "text"),
     [
-        (lose_server, "cannot find MPS server s of the daemon in .*; it logged last: .*no CUDA-capable device"),
-        (refuse_list, "Server not found .*; it logged last: .*no CUDA-capable device is detected"),
-        (talk_nonsense, "cannot find MPS server s .*: it lists 'Internal error'; it logged last: .*no CUDA"),
+        (lose_server, "^its MPS server is gone; it logged last: Failed: 7; no CUDA-capable device is detected$"),
+        (refuse_lost, "^its MPS server is gone; it logged last: Failed: 7; no CUDA-capable device is detected$"),
+        (refuse_list, "Not now .*; it logged last: Failed: 7; no CUDA-capable device is detected$"),
+        (talk_nonsense, "^its MPS server is gone: it lists 'Internal error'; it logged last: .*no CUDA"),
         (fault, "cannot rely on MPS server s .*: a client's fault keeps new ones out"),
     ],
 )
 def test_a_lost_server_is_told_with_its_last_words(node: Node, trouble: Callable[[Node], None], text: str) -> None:
     node.start(A)
     os.makedirs(os.path.dirname(node.dirs.server_log))
-    Path(node.dirs.server_log).write_text("old\n" * 2000 + "no CUDA-capable device is detected\n\n")
+    head = "[2026-01-02 03:04:05.678 Server     5] "
+    routine = "".join(f"{head}{text}\n" for text in ("Server has started", "Client {PID: 7, Context ID: 1} connected"))
+    telling = f"{head}Failed: {'6' * 300}\n{head}Failed: 7\n{routine}no CUDA-capable device is detected\n\n"
+    Path(node.dirs.server_log).write_text("old error\n" * 2000 + telling)
     trouble(node)
     with pytest.raises(TransientError, match=text):
         node.controller.configure(node.spec(A))
@@ -232,15 +287,17 @@ def test_a_lost_server_is_told_with_its_last_words(node: Node, trouble: Callable
 
 def test_a_probe_is_one_process_and_sees_each_expected_namespace(node: Node) -> None:
     node.start(A, B, ODD)
-    node.controller.probe(node.spec(A, B), servers=True)
+    assert node.controller.probe(node.spec(A, B), servers=True) == {}
     assert node.daemon.calls == [protocol3.LIST_NAMESPACES]
     node.daemon.add("a", "1G", "25")
-    node.controller.probe(node.spec(B), servers=True)
+    assert node.controller.probe(node.spec(B), servers=True) == {}
     del node.daemon.namespaces["b"]
-    with pytest.raises(TransientError, match=r"namespace a \(and 1 more\): its limits read back as memory 1G"):
-        node.controller.probe(node.spec(A, B), servers=True)
-    with pytest.raises(TransientError, match="namespace b: it is not there"):
-        node.controller.probe(node.spec(B), servers=True)
+    node.daemon.add("default", "1G", "1")
+    assert node.controller.probe(node.spec(A, B), servers=True) == {
+        "a": "its limits read back as memory 1G, threads 25.00 %, which is not what was set",
+        "b": "it is not there",
+        "default": "its limits read back as memory 1G, threads 1.00 %, which is not what was set",
+    }
 
 
 def test_links_follow_the_daemons_sockets_in_directories_that_stay(short_tmp: Path) -> None:
@@ -267,7 +324,8 @@ def test_links_follow_the_daemons_sockets_in_directories_that_stay(short_tmp: Pa
 def test_what_cannot_be_linked_is_not_attached(short_tmp: Path) -> None:
     node = Node(short_tmp, NamespaceMount.LINKED)
     node.start(A, B)
-    os.makedirs(f"{node.dirs.links}/a/control")
+    os.makedirs(node.dirs.links)
+    Path(node.dirs.links, "a").write_text("in the way")
     configured = node.controller.configure(node.spec(A, B))
     assert configured.attached == {"b"}
     assert configured.refused["a"].startswith("cannot link ")
@@ -286,7 +344,18 @@ def test_clients_of_all_servers(node: Node) -> None:
 
 
 def test_terminate_and_quit(node: Node) -> None:
-    node.daemon.others = {("client", "terminate", "70"): "", ("-q",): ""}
+    clients = "70,s,GPU-1,s/a (0),x\n"
+    node.daemon.others = {("client", "terminate", "70"): "", ("-q",): "", protocol3.LIST_CLIENTS: clients}
     node.controller.terminate_client(node.spec(), 70)
     node.controller.quit(node.spec(), 10.0)
-    assert node.daemon.calls == [("client", "terminate", "70"), ("-q",)]
+    assert node.daemon.calls == [protocol3.LIST_CLIENTS, ("client", "terminate", "70"), ("-q",)]
+
+
+def test_only_a_daemon_that_knows_its_clients_says_that_one_is_none(node: Node) -> None:
+    node.daemon.others = {protocol3.LIST_CLIENTS: "71,s,GPU-1,s/a (0),x\n"}
+    with pytest.raises(NotAClientError, match="cannot terminate pid 70: it is no client of the MPS daemon of GPU-1"):
+        node.controller.terminate_client(node.spec(), 70)
+    node.daemon.others[protocol3.LIST_CLIENTS] = "0,s,GPU-1,s/a (0),x\n"
+    with pytest.raises(TransientError, match="by PID 0 only") as caught:
+        node.controller.terminate_client(node.spec(), 70)
+    assert not isinstance(caught.value, NotAClientError)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -158,6 +159,29 @@ def test_what_a_dead_daemon_left_is_no_obstacle(node: Node) -> None:
         dead.bind(node.dirs.control_socket)
     Path(node.dirs.pid_file).write_text(f"{2**22 + 1}\n")
     assert not node.host.spawn(node.spec()).adopted
+
+
+def test_a_directory_where_the_socket_belongs_is_no_obstacle(node: Node) -> None:
+    directories.prepare(node.dirs)
+    os.makedirs(f"{node.dirs.control_socket}/deep")
+    os.mkfifo(node.dirs.pid_file)
+    os.symlink("..", f"{node.dirs.pipe}/s")
+    assert not node.host.spawn(node.spec()).adopted
+
+
+def test_a_tenant_that_a_pid_file_names_is_not_adopted(node: Node) -> None:
+    directories.prepare(node.dirs)
+    tenant = {**dict(node.spec().environment), processes.SIMULATED_POD_UID: "uid-1"}
+    arguments = [sys.executable, "-ISc", "import sys; print(flush=True); sys.stdin.read()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, env=tenant) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        Path(node.dirs.pid_file).write_text(str(running.pid))
+        host = LocalHost(node.mps, node.state, simulated=True)
+        assert host.find(node.spec()) is None
+        host.kill(node.spec(), None, ())
+        assert running.poll() is None
 
 
 def test_whoever_else_listens_there_is_left_alone(node: Node) -> None:

@@ -124,12 +124,21 @@ def test_a_wedged_daemon_is_replaced_at_once_where_the_policy_says_so() -> None:
     assert (life.state, life.failures) == (DaemonState.BACKOFF, 1)
 
 
-@pytest.mark.parametrize("on_wedge", [WedgePolicy.REPORT, WedgePolicy.REPLACE_WHEN_IDLE])
-def test_a_wedged_daemon_is_asked_on_and_comes_back_when_it_answers(on_wedge: WedgePolicy) -> None:
+@pytest.mark.parametrize(
+    ("on_wedge", "next_"),
+    [
+        (WedgePolicy.REPORT, "it is left as it is (mps.onWedge): gpufrac mpsd replace --now"),
+        (
+            WedgePolicy.REPLACE_WHEN_IDLE,
+            "it is replaced when its clients have ended (gpufrac clients; gpufrac mpsd replace --now)",
+        ),
+    ],
+)
+def test_a_wedged_daemon_is_asked_on_and_comes_back_when_it_answers(on_wedge: WedgePolicy, next_: str) -> None:
     policy = Policy(on_wedge=on_wedge)
     life, effects = go(at(DaemonState.READY), *FAILS_TO_ANSWER, policy=policy)
     assert (life.state, life.wedged, effects) == (DaemonState.CONFIGURING, True, ())
-    assert life.reason == f"wedged, 3 attempts in a row failed: {REASON}"
+    assert life.reason == f"3 attempts in a row failed: {REASON}; {next_}"
     life, effects = go(life, DeadlinePassed(), policy=policy)
     assert (life.wedged, effects) == (True, (Effect.CONFIGURE,))
     life, _ = go(life, Configured(), policy=policy)
@@ -145,6 +154,8 @@ def test_without_clients_a_wedged_daemon_is_replaced_where_the_policy_says_so(
 ) -> None:
     life, _ = go(at(DaemonState.READY), *FAILS_TO_ANSWER, Drained(), policy=Policy(on_wedge=on_wedge))
     assert (life.state, life.wanted) == (state, True)
+    if state is DaemonState.STOPPING:
+        assert life.reason == f"replaced as nobody uses it: wedged, 3 attempts in a row failed: {REASON}"
 
 
 def test_a_daemon_that_is_only_configuring_is_not_ended_for_having_no_clients() -> None:

@@ -21,9 +21,9 @@ def test_directories_fit_a_socket_path() -> None:
 def test_what_a_container_of_a_namespace_mounts() -> None:
     dirs = daemon_dirs(MpsConfig(), UUID)
     assert namespace_socket(dirs, "a") == f"/run/gpufrac/mps/{UUID}/s/a/control"
-    assert mount_directory(dirs, "a") == f"/run/gpufrac/mps/{UUID}/s/a"
-    linked = daemon_dirs(MpsConfig(namespace_mount=NamespaceMount.LINKED), UUID)
-    assert mount_directory(linked, "a") == f"/run/gpufrac/mps/{UUID}.ns/a"
+    assert mount_directory(dirs, "a") == f"/run/gpufrac/mps/{UUID}.ns/a"
+    direct = daemon_dirs(MpsConfig(namespace_mount=NamespaceMount.DAEMON), UUID)
+    assert mount_directory(direct, "a") == f"/run/gpufrac/mps/{UUID}/s/a"
 
 
 def test_what_containers_may_mount_holds_neither_config_nor_links() -> None:

@@ -5,7 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -150,6 +150,21 @@ def test_pid_file(dirs: DaemonDirs, text: bytes | None, pid: int | None) -> None
     assert process.read_pid_file(dirs) == pid
 
 
+@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda path: os.symlink("/proc/self/stat", path)])
+def test_a_pid_file_that_is_no_file_names_nobody(dirs: DaemonDirs, plant: Callable[[str], None]) -> None:
+    plant(dirs.pid_file)
+    assert process.read_pid_file(dirs) is None
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, lambda path: os.symlink("/dev/full", path)])
+def test_what_lies_where_the_start_writes_is_replaced(
+    short_tmp: Path, dirs: DaemonDirs, plant: Callable[[str], None]
+) -> None:
+    plant(dirs.start_output)
+    with pytest.raises(TransientError, match=r"exit 3: oops"):
+        process.start([binary(short_tmp, "echo oops; exit 3")], ENVIRONMENT, dirs, 5.0)
+
+
 def test_a_started_daemon_is_found_by_its_environment(dirs: DaemonDirs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "PID_FILE_S", 0.0)
     with pytest.raises(TransientError, match="names no process"):
@@ -194,6 +209,18 @@ def test_members_are_known_by_marker_and_directory(dirs: DaemonDirs) -> None:
         assert [member.pid for member in process.members("GPU-1", dirs.pipe)] == [server.pid]
     with child({**ours, "CUDA_MPS_PIPE_DIRECTORY": f"{dirs.pipe}0"}):
         assert process.members("GPU-1", dirs.pipe) == []
+
+
+def test_a_process_of_a_pod_is_no_member_whatever_it_says(dirs: DaemonDirs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "PID_FILE_S", 0.0)
+    ours = {"GPUFRAC_DAEMON": "GPU-1", "CUDA_MPS_PIPE_DIRECTORY": dirs.pipe}
+    with child({**ours, "GPUFRAC_SIM_POD_UID": "uid-1"}) as tenant:
+        assert process.members("GPU-1", dirs.pipe, simulated=True) == []
+        assert process.find_unrecorded("GPU-1", dirs.pipe, simulated=True) is None
+        Path(dirs.pid_file).write_text(str(tenant.pid))
+        with pytest.raises(TransientError, match="which is no daemon of this directory"):
+            process.find_started("GPU-1", dirs, "boot", simulated=True)
+        assert [member.pid for member in process.members("GPU-1", dirs.pipe)] == [tenant.pid]  # not simulated: no pod
 
 
 def test_kill_and_wait_ends_exactly_its_victims() -> None:

@@ -3,10 +3,10 @@
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
-from mpsd.daemon.controller import Configured, MpsClients
+from mpsd.daemon.controller import Configured, MpsClients, NotAClientError
 from mpsd.daemon.host import DaemonHost, ProtocolChoice, Running
 from mpsd.errors import GpufracError, TransientError
 from mpsd.gpu.backend import GpuBackend, XidEvent
@@ -29,6 +29,7 @@ class FakeHost:
         self.limits: dict[str, int] = {}
         self.namespaces: dict[str, frozenset[str]] = {}
         self.refused: dict[str, str] = {}
+        self.spoilt: dict[str, str] = {}
         self.choice = ProtocolChoice(2)
         self.terminated: list[int] = []
         self.strict = False
@@ -93,13 +94,18 @@ class FakeHost:
             self._called.notify_all()
         return Configured(attached=names - self.refused.keys(), refused=self.refused)
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> None:
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
         self._call("probe servers" if servers else "probe", spec.name)
         if self.strict and spec.pinned_limit_bytes and spec.pinned_limit_bytes != self.limits[spec.name]:
             raise TransientError("cannot rely on the memory limit")
+        # What a tenant spoilt is found once: to configure sets it right, or refuses it.
+        spoilt, self.spoilt = self.spoilt, {}
+        return spoilt
 
     def terminate_client(self, spec: DaemonSpec, pid: int) -> None:
         self._call("terminate client", spec.name)
+        if pid not in self.connected.get(spec.name, MpsClients()).clients:
+            raise NotAClientError(f"cannot terminate pid {pid}: it is no client")
         self.terminated.append(pid)
 
     def clients(self, spec: DaemonSpec) -> MpsClients:

@@ -1,5 +1,6 @@
 """The loop over fakes: what goes in, which snapshot and which effects come out."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from mpsd.daemon.controller import MpsClients
 from mpsd.daemon.host import ForeignDaemonError, ProtocolChoice
 from mpsd.daemon.lifecycle import Policy
 from mpsd.daemon.logs.parse import ClientConnected, FaultClients, FaultEnded, ServerExited
+from mpsd.daemon.namespaces import Namespace
 from mpsd.errors import ConfigError, TransientError
 from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory, Mode
@@ -311,9 +313,10 @@ def test_a_mode_left_by_an_earlier_mpsd_is_restored(short_tmp: Path, watchless: 
 
 
 @contextmanager
-def gpu_user(key: str | None) -> Iterator[int]:
+def gpu_user(key: str | None, **environment: str) -> Iterator[int]:
     """A process that holds an allocation, or none."""
-    environment = {} if key is None else {"GPUFRAC_ALLOCATION": key}
+    if key is not None:
+        environment["GPUFRAC_ALLOCATION"] = key
     arguments = [sys.executable, "-ISc", "import sys; print(flush=True); sys.stdin.read()"]
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
@@ -341,6 +344,19 @@ def test_clients_are_joined_and_told_apart(calm: Bench) -> None:
         calm.backend.running.clear()
         calm.host.connected.clear()
         assert calm.supervisor.clients([ONE]) == {ONE: GpuClients()}
+
+
+def test_a_tenant_that_says_it_is_a_daemon_stays_a_client_of_its_pod(short_tmp: Path, watchless: None) -> None:
+    mps = MpsConfig(run_root=f"{short_tmp}/run")
+    config = NodeConfig(resources=(resource(),), mps=mps, backend="simulated")
+    with running(Bench(short_tmp, CALM, config)) as bench, gpu_user(None, GPUFRAC_DAEMON=ONE) as server:
+        with gpu_user(None, GPUFRAC_DAEMON=ONE, GPUFRAC_SIM_POD_UID="uid-1") as tenant:
+            bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+            bench.until_daemon(ONE, DaemonState.READY)
+            bench.backend.running[ONE] = tuple(GpuProcess(pid=pid) for pid in (server, tenant))
+            (client,) = bench.supervisor.clients([ONE])[ONE].clients
+            assert (client.pid, client.pod_uid, client.allocation_key) == (tenant, "uid-1", None)
+        bench.backend.running.clear()
 
 
 def test_more_memory_alone_asks_no_daemon(calm: Bench) -> None:
@@ -622,6 +638,38 @@ def test_a_namespace_that_cannot_be_set_up_holds_up_its_allocation_only(three: B
     three.supervisor.apply(Desired(allocations=(units, allocation(ONE, limit_bytes=8 * GIB))))
     gpu = three.until_gpu(ONE, lambda g: bool(attached(g)) and "not set up" not in str(attached(g)))
     assert attached(gpu) == {"u1": "cannot change its limit while a client of it lives", "k1": ""}
+
+
+def test_a_namespace_that_a_tenant_spoilt_holds_up_its_allocation_only(short_tmp: Path, watchless: None) -> None:
+    bench = Bench(short_tmp, FAST)
+    bench.host.choice = ProtocolChoice(3)
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        units = allocation(ONE, key="u1", resource="x/units", slot=None)
+        bench.supervisor.apply(Desired(allocations=(units, allocation(ONE, limit_bytes=8 * GIB))))
+        bench.until_gpu(ONE, lambda g: attached(g) == {"u1": "", "k1": ""})
+        for refused in ("its socket was removed: end its clients", ""):
+            bench.host.refused = {"u_u1": refused} if refused else {}
+            bench.host.spoilt = {"u_u1": "its socket is not there", "default": "its limits read back as 1G"}
+            gpu = bench.until_gpu(ONE, lambda g: attached(g) == {"u1": refused, "k1": ""})  # noqa: B023
+            assert gpu.daemon is not None
+            assert (gpu.daemon.state, gpu.daemon.restarts) == (DaemonState.READY, 0)
+        assert "quit" not in bench.host.verbs(ONE)
+
+
+def test_an_objection_to_what_is_set_otherwise_by_now_is_none(three: Bench) -> None:
+    three.supervisor.inventory_changed(inventory(state_of(ONE)))
+    three.supervisor.apply(Desired(allocations=(allocation(ONE, limit_bytes=8 * GIB),)))
+    three.until_gpu(ONE, lambda g: attached(g) == {"k1": ""})
+    keeper = three.supervisor._daemons[ONE]
+    name = keeper.spec.namespaces[0].name
+    old = dataclasses.replace(keeper.spec, namespaces=(Namespace(name, GIB),))
+    gate = three.host.gates["configure"] = threading.Event()
+    keeper._on_answered(old, {name: "its limits read back as 8G"})
+    assert keeper._verified
+    keeper._on_answered(keeper.spec, {name: "its limits read back as 9G"})
+    assert keeper._refused == {name: "its limits read back as 9G"}
+    gate.set()
 
 
 def test_under_protocol_3_a_binding_leaves_the_gpu_open_to_several_processes(three: Bench) -> None:
