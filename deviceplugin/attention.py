@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-from deviceplugin.status import PluginStatus
-from mpsd.snapshot import Snapshot
+from deviceplugin.plan.view import ITS_DAEMON, daemon_text
+from deviceplugin.status import AllocationStatus, PluginStatus
+from mpsd.snapshot import DaemonState, DaemonStatus, Snapshot
 
 SHOWN = 3
 """How many of those that one cause hits are named."""
@@ -19,7 +20,7 @@ def attention(snapshot: Snapshot | None, plugin: PluginStatus | None, errors: It
     if snapshot is not None:
         lines += _of_mpsd(snapshot)
     if plugin is not None:
-        lines += _of_plugin(plugin, mpsd_known_down=snapshot is None)
+        lines += _of_plugin(plugin, snapshot)
     return list(dict.fromkeys(lines))
 
 
@@ -33,10 +34,9 @@ def _of_mpsd(snapshot: Snapshot) -> list[str]:
         if gpu.health != "ok":
             sick.append((f"{name} ({gpu.info.uuid})", f"is {gpu.health}: {gpu.reason}"))
         daemon = gpu.daemon
-        if daemon is not None and (daemon.state != "ready" or daemon.wedged):
-            state = "wedged" if daemon.wedged else daemon.state
+        if daemon is not None and _in_trouble(daemon):
             owner = f"group {daemon.name}" if daemon.name not in ("", gpu.info.uuid) else name
-            daemons.append((owner, f"its MPS daemon is {state}: {daemon.reason or 'no reason given'}"))
+            daemons.append((owner, daemon_text(daemon)))
         if gpu.foreign_processes:
             pids = ", ".join(str(pid) for pid in gpu.foreign_processes)
             foreign.append((name, f"processes without an allocation use it: pid {pids}"))
@@ -44,11 +44,17 @@ def _of_mpsd(snapshot: Snapshot) -> list[str]:
     return lines + list(snapshot.warnings)
 
 
-def _of_plugin(plugin: PluginStatus, *, mpsd_known_down: bool) -> list[str]:
+def _in_trouble(daemon: DaemonStatus) -> bool:
+    """One that was ended for good, as by `gpufrac mpsd cleanup`, is in none."""
+    ended = daemon.state is DaemonState.ABSENT and not daemon.reason
+    return daemon.wedged or (daemon.state is not DaemonState.READY and not ended)
+
+
+def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
     lines = [f"config: {plugin.config_error}"] if plugin.config_error else []
     if plugin.config_restart_needed:
         lines.append(f"config: restart the plugin to put in force: {plugin.config_restart_needed}")
-    if plugin.mpsd_error and not mpsd_known_down:
+    if plugin.mpsd_error and snapshot is not None:
         lines.append(plugin.mpsd_error)
     lines += [error for error in (plugin.kubelet_error, plugin.checkpoint_error, plugin.cdi_error) if error]
     lines += plugin.problems
@@ -60,14 +66,28 @@ def _of_plugin(plugin: PluginStatus, *, mpsd_known_down: bool) -> list[str]:
         if resource.listed == 0 and resource.reason:  # closed as a whole; that GPUs are full is no trouble
             closed.append((resource.name, f"offers nothing: {resource.reason}"))
     lines += _together(unregistered, " ") + _together(closed, " ")
-    lines += _together([(f"GPU {gpu.index}", gpu.reason) for gpu in plugin.gpus if gpu.reason])
-    hit = []
-    for allocation in plugin.allocations:
-        if allocation.reason and allocation.state != "leaving":
-            names = (allocation.namespace, allocation.pod, allocation.container)
-            owner = "/".join(names) if allocation.pod else allocation.key
-            hit.append((owner, f"{allocation.state}: {allocation.reason}"))
-    return lines + _together(hit)
+    told = {g.info.uuid for g in snapshot.gpus if g.daemon and _in_trouble(g.daemon)} if snapshot else set()
+    lines += _together(
+        (f"GPU {gpu.index}", gpu.reason)
+        for gpu in plugin.gpus
+        if gpu.reason and not (gpu.uuid in told and ITS_DAEMON in gpu.reason)
+    )
+    lines += [
+        f"GPU {uuid}, which is no longer on the node: {text}; if it is not to come back: gpufrac undrain {uuid}"
+        for uuid, text in plugin.gone_drained.items()
+    ]
+    hit = [
+        (_owner(allocation), f"{allocation.state}: {allocation.reason}")
+        for allocation in plugin.allocations
+        if allocation.reason and allocation.state != "leaving"
+    ]
+    claimed = [a for a in plugin.allocations if a.claimed_by]
+    return lines + _together(hit) + [f"{a.claimed_by} claims the allocation of {_owner(a, 'pod ')}" for a in claimed]
+
+
+def _owner(allocation: AllocationStatus, kind: str = "") -> str:
+    names = (allocation.namespace, allocation.pod, allocation.container)
+    return f"{kind}{'/'.join(names)}" if allocation.pod else allocation.key
 
 
 def _together(hit: Iterable[tuple[str, str]], joint: str = ": ") -> list[str]:

@@ -15,6 +15,7 @@ from msgspec import structs
 from deviceplugin import ids
 from deviceplugin.drains import Drain, Drains, checked_reason
 from deviceplugin.ledger import Ledger, LedgerError
+from deviceplugin.owners import Pods
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
@@ -22,7 +23,7 @@ from deviceplugin.plan.model import Allocation, NodeView, Refusal, RefusalCode, 
 from deviceplugin.plan.preferred import preferred
 from deviceplugin.plan.start import attach_objection, gpus_objection, pipe_directory
 from deviceplugin.plan.view import daemon_trouble, gpu_view, node_view
-from deviceplugin.presence import Observation, Presence, Shares
+from deviceplugin.presence import Holder, Observation, Presence, Shares
 from mpsd.config.model import FixedMemory, NodeConfig, Resource, UnitMemory
 from mpsd.errors import GpufracError
 from mpsd.gpu.model import GpuHealth, Mode
@@ -372,6 +373,11 @@ class Broker:
             keys = self._presence.releasable(self._monotonic(), pressed=pressed)
             return [allocation for allocation in self._accounts if allocation.key in keys]
 
+    def pods(self) -> Pods:
+        """The UIDs of the pods that were seen to hold each live allocation."""
+        with self._lock:
+            return {allocation.key: tuple(self._presence.pods(allocation.key)) for allocation in self._accounts}
+
     def checkpoint_only(self) -> set[str]:
         """See Presence.checkpoint_only."""
         with self._lock:
@@ -397,6 +403,7 @@ class Broker:
                     raise
                 self._accounts.remove(key)
                 self._releasing.discard(key)
+                self._presence.forget(key)
                 self._mark_dirty()
 
     def permitted(self) -> dict[str, tuple[Allocation, str]]:
@@ -495,6 +502,7 @@ class Broker:
                 lists=dict(self._lists),
                 allocations=tuple(self._accounts),
                 holders={a.key: self._presence.holder(a.key) for a in self._accounts},
+                pods={a.key: dict(self._presence.pods(a.key)) for a in self._accounts},
                 vacated=frozenset(a.key for a in self._accounts if self._accounts.is_vacated(a.key)),
                 held=held,
                 gpus=self._gpus,
@@ -638,12 +646,14 @@ class Broker:
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What `Broker.inspect` shows. `held`: GPU -> (granted bytes, mode, allocations)."""
+    """What `Broker.inspect` shows. `held`: GPU -> (granted bytes, mode, allocations). `holders`: who holds an
+    allocation now; `pods`: the pods that were seen to, by UID, the newest last."""
 
     view: NodeView
     lists: Mapping[str, Published]
     allocations: tuple[Allocation, ...]
-    holders: Mapping[str, object]
+    holders: Mapping[str, Holder | None]
+    pods: Mapping[str, Mapping[str, Holder]]
     vacated: frozenset[str]
     held: Mapping[str, tuple[int, Mode | None, int]]
     gpus: tuple[GpuStatus, ...]

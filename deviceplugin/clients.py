@@ -1,29 +1,33 @@
 """Who uses the GPUs, and which allocations a pod holds: for `gpufrac clients` and `gpufrac terminate` (pure)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from deviceplugin.broker import Inspection
-from deviceplugin.presence import Holder
+from deviceplugin.owners import is_foreign, is_of
+from deviceplugin.status import AllocationStatus
 from mpsd.errors import ConfigError, GpufracError
+from mpsd.snapshot import GpuClient, GpuClients, GpuStatus
 
 RENAME = "camel"
 
 
 class ClientStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """A process on a GPU. `mps`: through the MPS daemon. Names are empty where they are not known; `allocation_key` is
-    None for a process that holds no allocation of ours."""
+    """A process on a GPU. `mps`: through the MPS daemon. `allocation_key` is what its environment says, None for
+    nothing. `foreign`: it holds no allocation of ours. Names are those of its real pod, empty where they are not known;
+    `resource` and `container` are empty where it claims no allocation of that pod."""
 
     pid: int
     command: str
     used_bytes: int | None
     mps: bool
     allocation_key: str | None
+    foreign: bool
     resource: str
     namespace: str
     pod: str
     container: str
+    pod_uid: str = msgspec.field(name="podUID")
 
 
 class GpuClientsStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -36,7 +40,7 @@ class GpuClientsStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """A live allocation of a pod's container."""
+    """A live allocation of a pod's container. `pod_uids`: the pods seen to hold it, the newest last."""
 
     key: str
     resource: str
@@ -44,49 +48,76 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     pod: str
     container: str
     gpus: tuple[str, ...]
+    pod_uids: tuple[str, ...] = msgspec.field(name="podUIDs")
 
 
-def clients(inspection: Inspection) -> tuple[GpuClientsStatus, ...]:
-    """All GPUs by index, each with its processes by PID."""
-    resources = {allocation.key: allocation.resource for allocation in inspection.allocations}
+def clients(
+    gpus: Iterable[GpuStatus],
+    allocations: Iterable[AllocationStatus],
+    looked_up: Mapping[str, GpuClients] | None = None,
+) -> list[GpuClientsStatus]:
+    """All GPUs by index, each with its processes by PID, named by the pods they are of.
+
+    Args:
+        gpus: as mpsd showed them last.
+        looked_up: GPU -> its processes now; those shown last stand in where there is none, or an error.
+    """
+    owners = _Owners(allocations)
     rows = []
-    for gpu in inspection.gpus:
-        found = []
-        for client in sorted(gpu.clients, key=lambda client: client.pid):
-            holder = _holder(inspection, client.allocation_key or "")
-            found.append(
-                ClientStatus(
-                    pid=client.pid,
-                    command=client.command,
-                    used_bytes=client.used_bytes,
-                    mps=client.mps,
-                    allocation_key=client.allocation_key,
-                    resource=resources.get(client.allocation_key or "", ""),
-                    namespace=holder.namespace,
-                    pod=holder.pod,
-                    container=holder.container,
-                )
-            )
+    for gpu in sorted(gpus, key=lambda gpu: gpu.info.index):
+        answer = (looked_up or {}).get(gpu.info.uuid)
+        known = gpu.clients if answer is None or answer.error else answer.clients
         group = gpu.group if gpu.group != gpu.info.uuid else ""
-        rows.append(GpuClientsStatus(uuid=gpu.info.uuid, index=gpu.info.index, group=group, clients=tuple(found)))
-    return tuple(rows)
+        named = tuple(owners.named(client) for client in sorted(known, key=lambda client: client.pid))
+        rows.append(GpuClientsStatus(uuid=gpu.info.uuid, index=gpu.info.index, group=group, clients=named))
+    return rows
 
 
-def targets(inspection: Inspection, pod: str, container: str | None = None) -> tuple[Target, ...]:
+class _Owners:
+    """Whose each process is, as the live allocations tell."""
+
+    def __init__(self, allocations: Iterable[AllocationStatus]) -> None:
+        self._by_key = {allocation.key: allocation for allocation in allocations}
+        self._pods = {key: allocation.pod_uids for key, allocation in self._by_key.items()}
+        self._by_uid = {a.pod_uids[-1]: a for a in self._by_key.values() if a.pod_uids and a.pod}
+
+    def named(self, client: GpuClient) -> ClientStatus:
+        """The process with names. Its own pod's, whatever it claims: the allocation's only where they are the same."""
+        key = client.allocation_key or ""
+        owner = self._by_key.get(key)
+        own = owner if owner is not None and is_of(client, key, self._pods) else None
+        pod = own or self._by_uid.get(client.pod_uid)
+        return ClientStatus(
+            pid=client.pid,
+            command=client.command,
+            used_bytes=client.used_bytes,
+            mps=client.mps,
+            allocation_key=client.allocation_key,
+            foreign=is_foreign(client, self._pods),
+            resource=own.resource if own else "",
+            namespace=pod.namespace if pod else "",
+            pod=pod.pod if pod else "",
+            container=own.container if own else "",
+            pod_uid=client.pod_uid,
+        )
+
+
+def targets(allocations: Iterable[AllocationStatus], pod: str, container: str | None = None) -> tuple[Target, ...]:
     """The live allocations of a pod, or of one of its containers; never none.
 
     Args:
-        pod: `namespace/name`, or the name alone where only one namespace has such a pod.
+        pod: `namespace/name`, its UID, or the name alone where only one namespace has such a pod.
 
     Raises:
         ConfigError: pods of several namespaces have that name.
         GpufracError: no such pod or container holds a live allocation.
     """
     namespace, _, name = pod.rpartition("/")
-    held = [target for target in _targets(inspection) if target.pod and name == target.pod]
+    known = [_target(allocation) for allocation in allocations]
+    held = [target for target in known if (target.pod and name == target.pod) or name in target.pod_uids]
     held = [target for target in held if not namespace or target.namespace == namespace]
     if not held:
-        pods = sorted({f"{target.namespace}/{target.pod}" for target in _targets(inspection) if target.pod})
+        pods = sorted({f"{target.namespace}/{target.pod}" for target in known if target.pod})
         raise GpufracError(
             f"cannot find a live allocation of pod {pod[:300]!r}: pods that hold one are {_some(pods) or 'none'}"
         )
@@ -107,26 +138,16 @@ def targets(inspection: Inspection, pod: str, container: str | None = None) -> t
     return chosen
 
 
-def _targets(inspection: Inspection) -> list[Target]:
-    found = []
-    for allocation in inspection.allocations:
-        holder = _holder(inspection, allocation.key)
-        found.append(
-            Target(
-                key=allocation.key,
-                resource=allocation.resource,
-                namespace=holder.namespace,
-                pod=holder.pod,
-                container=holder.container,
-                gpus=allocation.gpus,
-            )
-        )
-    return found
-
-
-def _holder(inspection: Inspection, key: str) -> Holder:
-    holder = inspection.holders.get(key)
-    return holder if isinstance(holder, Holder) else Holder()
+def _target(allocation: AllocationStatus) -> Target:
+    return Target(
+        key=allocation.key,
+        resource=allocation.resource,
+        namespace=allocation.namespace,
+        pod=allocation.pod,
+        container=allocation.container,
+        gpus=allocation.gpus,
+        pod_uids=allocation.pod_uids,
+    )
 
 
 def _some(names: Iterable[str]) -> str:

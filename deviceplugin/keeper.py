@@ -15,18 +15,21 @@ from typing import Protocol
 from cdi.errors import CdiError
 from cdi.model import Spec
 from cdi.writer import Applied
-from deviceplugin import ids, render
+from deviceplugin import ids, owners, render
 from deviceplugin.broker import Broker, missing_records
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.kubelet.watch import Identity, socket_identity
 from deviceplugin.markers import Markers, PodView
+from deviceplugin.owners import Pods
 from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
 from deviceplugin.presence import Holder, Observation, Shares
+from mpsd.config.model import Enforcement
 from mpsd.errors import GpufracError
+from mpsd.gpu.model import Mode
 from mpsd.log import get_logger
 from mpsd.processes import PodProcess
-from mpsd.snapshot import Desired, GpuClients
+from mpsd.snapshot import DaemonState, Desired, GpuClients, GpuStatus
 
 log = get_logger("plugin")
 
@@ -126,6 +129,8 @@ class Keeper:
         self._containers: Containers = {}
         self._markers = Markers()
         self._marked_s = float("-inf")
+        self._unmarked: dict[str, str] = {}
+        self._past_mps: dict[str, str] = {}
         self._foreign: dict[str, str] = {}
         self._resent: set[str] = set()
         self._ledger_error = ""
@@ -233,11 +238,8 @@ class Keeper:
             older = self._broker.predecessors(allocation)
             if not older:
                 continue
-            try:
-                clients = self._mpsd.clients(allocation.gpus, PRESSED_CLIENTS_S)
-            except GpufracError as error:
-                clients = dict.fromkeys(allocation.gpus, GpuClients(error=str(error)))
-            unknown, alive = _living(allocation.gpus, clients, older)
+            clients = self._look_up(allocation.gpus, PRESSED_CLIENTS_S)
+            unknown, alive = _living(allocation.gpus, clients, older, self._broker.pods())
             if unknown:
                 held_back[allocation.key] = f"whether its last owner is gone can't be told: {unknown}"
             elif alive:
@@ -404,19 +406,23 @@ class Keeper:
         blocked: dict[str, str] = {}
         if going:
             uuids = sorted({gpu for allocation in going for gpu in allocation.gpus})
-            try:
-                clients = self._mpsd.clients(uuids, PRESSED_CLIENTS_S if pressed else CLIENTS_S)
-            except GpufracError as error:
-                clients = dict.fromkeys(uuids, GpuClients(error=str(error)))
+            clients = self._look_up(uuids, PRESSED_CLIENTS_S if pressed else CLIENTS_S)
             for allocation in going:
                 if reason := self._release(allocation, clients, pressed=pressed):
                     blocked[allocation.key] = reason
         self.report.release_blocked = blocked
         self._resend_for_stale()
 
+    def _look_up(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, GpuClients]:
+        """Who uses these GPUs now."""
+        try:
+            return self._mpsd.clients(uuids, timeout_s)
+        except GpufracError as error:
+            return dict.fromkeys(uuids, GpuClients(error=str(error)))
+
     def _release(self, allocation: Allocation, clients: Mapping[str, GpuClients], *, pressed: bool) -> str:
         """Releases one allocation; why it stays, or nothing."""
-        unknown, alive = _living(allocation.gpus, clients, {allocation.key})
+        unknown, alive = _living(allocation.gpus, clients, {allocation.key}, self._broker.pods())
         if unknown:
             return f"mpsd can't say whether its processes live: {unknown}"
         if alive:
@@ -442,26 +448,28 @@ class Keeper:
         self._resent = stale
 
     def check_markers(self) -> None:
-        """Finds containers that run without our edits, or with two of our resources."""
+        """Finds containers that run without our edits, with two of our resources, or outside of MPS."""
         inspection = self._broker.inspect()
         holders = {key: holder for key, holder in inspection.holders.items() if isinstance(holder, Holder)}
-        found = self._doubled(holders, set(inspection.view.resources))
+        self._past_mps = self._outside_mps()
+        found = self._past_mps | self._doubled(holders, set(inspection.view.resources))
         self._markers.keep(inspection.holders.keys())
         # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
         worth = self._published.keys() - self._broker.checkpoint_only() - found.keys()
         worth = self._markers.unverified(key for key, holder in holders.items() if holder.pod_uid and key in worth)
         now_s = self._monotonic()
         if worth and now_s - self._marked_s < MARKERS_S:
-            found |= {key: reason for key, reason in self.report.unenforced.items() if key in worth}
+            found |= {key: reason for key, reason in self._unmarked.items() if key in worth}
             worth = set()
         if worth:
             self._marked_s = now_s
+            self._unmarked = {}
             pods = self._pod_views({holders[key] for key in worth})
             for key in sorted(worth):
                 holder = holders[key]
                 begun = self._creation_begun(holder)
                 if reason := self._markers.judge(key, pods.get(holder.pod_uid), begun=begun, now_s=now_s):
-                    found[key] = reason
+                    found[key] = self._unmarked[key] = reason
         for key in found.keys() - self.report.unenforced.keys():
             log.error("a container runs unenforced", key=key, reason=found[key])
         self.report.unenforced = found
@@ -480,10 +488,33 @@ class Keeper:
                 found[key] = f"its container holds {' and '.join(both)}: only one of them takes effect"
         return found
 
+    def _outside_mps(self) -> dict[str, str]:
+        """Allocations that a process uses past the MPS daemon, and so past their limit. A container may: nothing but
+        its environment and the compute mode, which MPS protocol 3 leaves at DEFAULT, lead it to the daemon."""
+        gpus = {gpu.info.uuid: gpu for gpu in self._broker.gpus() if _tells_clients(gpu)}
+        plain = {uuid: GpuClients(clients=gpu.clients) for uuid, gpu in gpus.items()}
+        pods = self._broker.pods()
+        live = [a for a in self._broker.allocations() if a.mode is Mode.SM_SHARING]
+        live = [a for a in live if a.enforcement is not Enforcement.NONE and _plain(a, plain, pods)]
+        if not live:
+            return {}
+        # What mpsd knew may be of a moment when the daemon could not say who its clients are.
+        uuids = sorted({uuid for a in live for uuid in a.gpus if uuid in gpus})
+        fresh = {uuid: answer for uuid, answer in self._look_up(uuids, CLIENTS_S).items() if not answer.error}
+        found = {}
+        for allocation in live:
+            if pids := _plain(allocation, fresh, pods):
+                found[allocation.key] = f"pid {pids} uses its GPU past MPS: it is not held to the limit"
+            elif allocation.key in self._past_mps and not fresh.keys() >= gpus.keys() & set(allocation.gpus):
+                found[allocation.key] = self._past_mps[allocation.key]
+        return found
+
     def _pod_views(self, holders: set[Holder]) -> dict[str, PodView]:
         """The pods of these containers that have processes, by UID."""
         processes = self._pod_processes()
-        strangers = [c.pid for gpu in self._broker.gpus() for c in gpu.clients if c.allocation_key is None]
+        known = self._broker.pods()
+        clients = [client for gpu in self._broker.gpus() for client in gpu.clients]
+        strangers = [c.pid for c in clients if c.allocation_key is None or owners.claims(c, known)]
         views = {}
         for holder in holders:
             running = [process for process in processes.get(holder.pod_uid, ()) if process.name != PAUSE]
@@ -498,12 +529,25 @@ class Keeper:
         return views
 
 
-def _living(gpus: Iterable[str], clients: Mapping[str, GpuClients], keys: Collection[str]) -> tuple[str, str]:
+def _tells_clients(gpu: GpuStatus) -> bool:
+    """Whether mpsd can tell MPS clients of this GPU from others."""
+    return gpu.daemon is not None and gpu.daemon.state is DaemonState.READY and not gpu.daemon.wedged
+
+
+def _plain(allocation: Allocation, clients: Mapping[str, GpuClients], pods: Pods) -> str:
+    """PIDs (some, as text) of an allocation's processes on its GPUs that are no MPS clients (pure)."""
+    found = [c for uuid in allocation.gpus if uuid in clients for c in clients[uuid].clients if not c.mps]
+    return owners.pids(client for client in found if owners.is_of(client, allocation.key, pods))
+
+
+def _living(
+    gpus: Iterable[str], clients: Mapping[str, GpuClients], keys: Collection[str], pods: Pods
+) -> tuple[str, str]:
     """Why it can't be told, and the PIDs (some, as text) of processes of these allocations on the GPUs (pure)."""
     found = [clients.get(gpu, UNKNOWN_CLIENTS) for gpu in gpus]
     error = next((gpu.error for gpu in found if gpu.error), "")
-    pids = dict.fromkeys(c.pid for gpu in found for c in gpu.clients if c.allocation_key in keys)
-    return error, ", ".join(map(str, list(pids)[:5]))
+    clients_of = (c for gpu in found for c in gpu.clients if any(owners.is_of(c, key, pods) for key in keys))
+    return error, owners.pids(clients_of)
 
 
 def observation(

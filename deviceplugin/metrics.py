@@ -50,12 +50,15 @@ def render(status: PluginStatus) -> str:
     gauge("resource_listed", "Shares listed.", [({"resource": r.name}, r.listed) for r in resources])
     gauge("resource_healthy", "Shares listed as Healthy.", [({"resource": r.name}, r.healthy) for r in resources])
     gauge("resource_held", "Shares that live allocations hold.", [({"resource": r.name}, r.held) for r in resources])
+    gauge("resource_free", "Shares that can still be had.", [({"resource": r.name}, r.free) for r in resources])
     counts = dict.fromkeys(ALLOCATION_STATES, 0)
     for allocation in status.allocations:
         counts[allocation.state] += 1
     gauge("allocations", "Live allocations by state.", [({"state": state}, count) for state, count in counts.items()])
     unenforced = sum(1 for a in status.allocations if a.enforcement == "none")
     gauge("allocations_unenforced", "Live allocations without an enforced limit.", [({}, unenforced)])
+    claimed = sum(1 for a in status.allocations if a.claimed_by)
+    gauge("allocations_claimed", "Live allocations that processes of other pods call theirs.", [({}, claimed)])
     return "\n".join(lines) + "\n"
 
 

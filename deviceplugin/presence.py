@@ -5,7 +5,7 @@ pod directory exists names it. PodResources omits plain init containers, which i
 checkpoint keeps stale entries, which is why the pod directory has one (both verified on kubelet 1.36.2).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -54,6 +54,7 @@ class Presence:
         self._seen: set[str] = set()
         self._older: set[str] = set()
         self._holders: dict[str, Holder] = {}
+        self._pods: dict[str, dict[str, Holder]] = {}
         self._checkpoint_only: set[str] = set()
         self._restart_s = float("-inf")
         self._observed_s = float("-inf")
@@ -99,6 +100,7 @@ class Presence:
             superseded = newest[shares].key != allocation.key
             if holder is not None and not superseded:
                 self._holders[allocation.key] = holder
+                self._remember(allocation.key, holder)
                 self._seen.add(allocation.key)
                 self._older.discard(allocation.key)
                 if shares not in seen.listed:
@@ -109,9 +111,25 @@ class Presence:
             else:
                 self._absent_since_s.setdefault(allocation.key, now_s)
 
+    def _remember(self, key: str, holder: Holder) -> None:
+        # An entry with another key is that of an earlier pod on the same shares, whose directory is still there.
+        if holder.pod_uid and holder.key in (None, key):
+            pods = self._pods.setdefault(key, {})
+            before = pods.pop(holder.pod_uid, holder)  # the newest is the last
+            pods[holder.pod_uid] = holder if holder.pod else before
+
     def holder(self, key: str) -> Holder | None:
         """Who held the allocation at the last observation."""
         return self._holders.get(key)
+
+    def pods(self, key: str) -> Mapping[str, Holder]:
+        """Every pod that was seen to hold the allocation, by UID, the newest last. Remembered until `forget`: its
+        processes may outlive it."""
+        return self._pods.get(key, {})
+
+    def forget(self, key: str) -> None:
+        """The allocation was released."""
+        self._pods.pop(key, None)
 
     def checkpoint_only(self) -> set[str]:
         """Allocations that only the kubelet's checkpoint shows: of plain init containers, or stale."""

@@ -142,13 +142,11 @@ class Services:
         return self.status().allocations
 
     def _clients(self, params: Mapping[str, object]) -> object:
-        self._keeper.name_holders()
-        return clients(self._broker.inspect())
+        return clients(self._broker.gpus(), self.status().allocations)
 
     def _targets(self, params: Mapping[str, object]) -> object:
         asked = _params(params, _Pod)
-        self._keeper.name_holders()
-        return targets(self._broker.inspect(), asked.pod, asked.container)
+        return targets(self.status().allocations, asked.pod, asked.container)
 
     def _drain(self, params: Mapping[str, object]) -> Drain:
         asked = _params(params, _DrainGpu)

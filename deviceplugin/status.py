@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from deviceplugin import owners
 from deviceplugin.broker import Inspection
 from deviceplugin.keeper import Report
 from deviceplugin.plan.model import Allocation, GpuView, GroupView
@@ -12,14 +13,16 @@ from deviceplugin.plan.start import loosened, start_objection
 from deviceplugin.presence import Holder
 from mpsd.config.model import Enforcement
 from mpsd.groups import group_of
+from mpsd.snapshot import GpuClient
 
 RENAME = "camel"
 
 
 class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """One allocation. `state`: attached (its container may start, or runs), waiting (it may not start now, see reason;
-    one that runs goes on), leaving (its pod is gone). `enforcement` is what holds for the container as found, not as
-    planned. Bytes are per GPU."""
+    one that runs goes on), leaving (its pod is gone; it is named still). `enforcement` is what holds for the container
+    as found, not as planned. Bytes are per GPU. `pod_uids`: the pods seen to hold it, the newest last. `claimed_by`:
+    processes of other pods that call themselves its own."""
 
     key: str
     resource: str
@@ -34,6 +37,8 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     namespace: str
     pod: str
     container: str
+    pod_uids: tuple[str, ...] = msgspec.field(name="podUIDs")
+    claimed_by: str
     state: str
     reason: str
     created_unix_s: float
@@ -41,8 +46,9 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """One resource: what is listed, what can still be had, and why not more. `reasons`: GPU UUID or group -> reason.
-    `enforcement` is the level that holds wherever it is offered."""
+    """One resource: what is listed, what can still be had (`free`), and why not more. `healthy` is what the kubelet is
+    told, shares that are held included. `reasons`: GPU UUID or group -> reason. `enforcement` is the level that holds
+    wherever it is offered."""
 
     name: str
     mode: str
@@ -53,6 +59,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     listed: int
     healthy: int
     held: int
+    free: int
     reason: str
     reasons: dict[str, str]
 
@@ -74,7 +81,8 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
 
 
 class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """The plugin process as a whole; every error is empty when there is none."""
+    """The plugin process as a whole; every error is empty when there is none. `gone_drained`: drains of GPUs that are
+    no longer on the node, by UUID."""
 
     pid: int
     started_unix_s: float
@@ -88,6 +96,7 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     gpu_devices_reason: str
     problems: tuple[str, ...]
     gpus: tuple[GpuAccount, ...]
+    gone_drained: dict[str, str]
     resources: tuple[ResourceStatus, ...]
     allocations: tuple[AllocationStatus, ...]
 
@@ -101,10 +110,15 @@ class Registration(Protocol):
     def error(self) -> str: ...
 
 
-def allocation_status(allocation: Allocation, inspection: Inspection, report: Report) -> AllocationStatus:
+def allocation_status(
+    allocation: Allocation, inspection: Inspection, report: Report, claimed_by: str = ""
+) -> AllocationStatus:
     """One allocation as the operator sees it."""
+    pods = inspection.pods.get(allocation.key, {})
     holder = inspection.holders.get(allocation.key)
-    holder = holder if isinstance(holder, Holder) else Holder()
+    if holder is None and allocation.key in inspection.vacated:
+        holder = next(reversed(tuple(pods.values())), None)
+    holder = holder or Holder()
     gpus = {status.info.uuid: status for status in inspection.gpus}
     unenforced = report.unenforced.get(allocation.key, "")
     if allocation.key in inspection.vacated:
@@ -118,6 +132,7 @@ def allocation_status(allocation: Allocation, inspection: Inspection, report: Re
         reason = report.held_back.get(allocation.key, "") or inspection.absence
         reason = reason or start_objection(allocation, gpus) or report.spec_error
         reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
+        reason = f"{unenforced}; {reason}" if unenforced else reason
     return AllocationStatus(
         key=allocation.key,
         resource=allocation.resource,
@@ -132,6 +147,8 @@ def allocation_status(allocation: Allocation, inspection: Inspection, report: Re
         namespace=holder.namespace,
         pod=holder.pod,
         container=holder.container,
+        pod_uids=tuple(pods),
+        claimed_by=claimed_by,
         state=state,
         reason=reason,
         created_unix_s=allocation.created_unix_s,
@@ -149,6 +166,7 @@ def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registratio
         published = inspection.lists.get(name)
         advertisement = published.advertisement if published else None
         session = sessions.get(name)
+        taken = held.get(name, set())
         rows.append(
             ResourceStatus(
                 name=name,
@@ -159,7 +177,8 @@ def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registratio
                 registration_error=session.error if session else "",
                 listed=len(advertisement.devices) if advertisement else 0,
                 healthy=advertisement.healthy if advertisement else 0,
-                held=len(held.get(name, ())),
+                held=len(taken),
+                free=sum(d.healthy and d.id not in taken for d in advertisement.devices) if advertisement else 0,
                 reason=advertisement.reason if advertisement else view.closed,
                 reasons=dict(advertisement.group_reasons) if advertisement else {},
             )
@@ -196,6 +215,26 @@ def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
     return tuple(rows)
 
 
+def claims_of(inspection: Inspection) -> dict[str, str]:
+    """Allocations that processes of other pods name as theirs: key -> whose processes."""
+    pods = {key: tuple(held_by) for key, held_by in inspection.pods.items()}
+    names = {
+        uid: f"{holder.namespace}/{holder.pod}"
+        for held_by in inspection.pods.values()
+        for uid, holder in held_by.items()
+        if holder.pod
+    }
+    found: dict[str, dict[str, list[GpuClient]]] = {}
+    for gpu in inspection.gpus:
+        for client in gpu.clients:
+            if owners.claims(client, pods):
+                found.setdefault(client.allocation_key or "", {}).setdefault(client.pod_uid, []).append(client)
+    return {
+        key: ", ".join(f"pid {owners.pids(found)} of pod {names.get(uid, uid)}" for uid, found in by_pod.items())
+        for key, by_pod in found.items()
+    }
+
+
 def _takes_nothing(view: GpuView | GroupView) -> str:
     return view.lost or view.blocked or view.waiting or view.daemon_waiting
 
@@ -213,6 +252,8 @@ def plugin_status(
     problems: Iterable[str],
 ) -> PluginStatus:
     """Everything `gpufrac status` asks of the plugin, from one consistent picture."""
+    claimed_by = claims_of(inspection)
+    gpus = inspection.view.gpus
     return PluginStatus(
         pid=pid,
         started_unix_s=started_unix_s,
@@ -226,6 +267,9 @@ def plugin_status(
         gpu_devices_reason=gpu_devices_reason,
         problems=tuple(problems),
         gpus=gpu_accounts(inspection),
+        gone_drained={uuid: drain.text for uuid, drain in inspection.drained.items() if uuid not in gpus},
         resources=resource_statuses(inspection, sessions),
-        allocations=tuple(allocation_status(a, inspection, report) for a in inspection.allocations),
+        allocations=tuple(
+            allocation_status(a, inspection, report, claimed_by.get(a.key, "")) for a in inspection.allocations
+        ),
     )

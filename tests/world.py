@@ -145,6 +145,12 @@ class World:
         held = self.kubelet.containers.setdefault(("ns", pod, container), {})
         held[allocation.resource] = allocation.device_ids
 
+    def holds(self, *held: tuple[Allocation, str]) -> None:
+        """The checkpoint names these allocations with their pods' UIDs, and those pods' directories are there."""
+        self.write_checkpoint([self.checkpoint(allocation, uid) for allocation, uid in held])
+        for _, uid in held:
+            (self.root / "pods" / uid).mkdir(exist_ok=True)
+
     def write_checkpoint(self, entries: list[dict[str, object]]) -> None:
         path = self.root / "device-plugins" / "kubelet_internal_checkpoint"
         path.write_text(json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 0}))

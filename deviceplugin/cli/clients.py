@@ -1,18 +1,18 @@
 """`gpufrac clients`: which processes are on the GPUs, and whose they are."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import click
 from msgspec import structs
 
 from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd, names_of_plugin
-from deviceplugin.cli.node import Node, look, node_options, run_root_of
+from deviceplugin.cli.node import Node, look
+from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import complain, failures, print_json, print_table, rounded
 from deviceplugin.clients import ClientStatus, GpuClientsStatus
-from deviceplugin.status import AllocationStatus
+from deviceplugin.clients import clients as clients_of
 from mpsd.errors import GpufracError
 from mpsd.localapi.client import MpsdClient, call
-from mpsd.snapshot import GpuClient, GpuClients, Snapshot
 
 COLUMNS = ("GPU", "PID", "COMMAND", "KIND", "POD", "ALLOCATION", "MEMORY")
 
@@ -25,6 +25,9 @@ COLUMNS = ("GPU", "PID", "COMMAND", "KIND", "POD", "ALLOCATION", "MEMORY")
 @failures
 def clients(gpus: tuple[str, ...], config_path: str | None, run_root: str | None, output: str) -> None:
     """Processes on the GPUs: MPS clients, plain ones, and foreign ones, which hold no allocation of ours.
+
+    POD is the real one, whatever allocation a process claims; its UID where its name is not known, as of a pod without
+    an allocation. `gpufrac terminate` takes both.
 
     They are looked up now. While mpsd is down, those that it knew last are shown; while the plugin is, pods are not
     known.
@@ -41,7 +44,7 @@ def clients(gpus: tuple[str, ...], config_path: str | None, run_root: str | None
         print_json(found)
     else:
         print_table(COLUMNS, client_rows(found), "No process uses a GPU.")
-        if any(client.allocation_key is None for gpu in found for client in gpu.clients):
+        if any(client.foreign for gpu in found for client in gpu.clients):
             click.echo("foreign: without an allocation and a limit. An idle GPU with such a process is not shared.")
     for error in errors:
         complain(error)
@@ -58,43 +61,15 @@ def find_clients(root: str, node: Node) -> tuple[Sequence[GpuClientsStatus], lis
         looked_up, errors = {}, [str(error)]
     else:
         errors = [answer.error for answer in looked_up.values() if answer.error]
-    return named(node.mpsd, looked_up, node.plugin.allocations if node.plugin else ()), errors
+    return clients_of(node.mpsd.gpus, node.plugin.allocations if node.plugin else (), looked_up), errors
 
 
-def named(
-    snapshot: Snapshot, looked_up: Mapping[str, GpuClients], allocations: Iterable[AllocationStatus]
+def holding(
+    found: Iterable[GpuClientsStatus], keys: Collection[str], pod_uids: Collection[str]
 ) -> list[GpuClientsStatus]:
-    """The clients of each GPU with the pods they belong to; where the look-up failed, those known before (pure)."""
-    owners = {allocation.key: allocation for allocation in allocations}
-    found = []
-    for gpu in sorted(snapshot.gpus, key=lambda gpu: gpu.info.index):
-        answer = looked_up.get(gpu.info.uuid)
-        known = gpu.clients if answer is None or answer.error else answer.clients
-        group = gpu.group if gpu.group != gpu.info.uuid else ""
-        clients = tuple(_named(client, owners) for client in sorted(known, key=lambda client: client.pid))
-        found.append(GpuClientsStatus(uuid=gpu.info.uuid, index=gpu.info.index, group=group, clients=clients))
-    return found
-
-
-def _named(client: GpuClient, owners: Mapping[str, AllocationStatus]) -> ClientStatus:
-    owner = owners.get(client.allocation_key or "")
-    return ClientStatus(
-        pid=client.pid,
-        command=client.command,
-        used_bytes=client.used_bytes,
-        mps=client.mps,
-        allocation_key=client.allocation_key,
-        resource=owner.resource if owner else "",
-        namespace=owner.namespace if owner else "",
-        pod=owner.pod if owner else "",
-        container=owner.container if owner else "",
-    )
-
-
-def holding(found: Iterable[GpuClientsStatus], keys: Collection[str]) -> list[GpuClientsStatus]:
-    """The same GPUs with the clients of these allocations only (pure)."""
+    """The same GPUs with the clients only that name these allocations or are of these pods (pure)."""
     return [
-        structs.replace(gpu, clients=tuple(client for client in gpu.clients if client.allocation_key in keys))
+        structs.replace(gpu, clients=tuple(c for c in gpu.clients if c.allocation_key in keys or c.pod_uid in pod_uids))
         for gpu in found
     ]
 
@@ -107,7 +82,7 @@ def client_rows(found: Iterable[GpuClientsStatus]) -> list[tuple[object, ...]]:
             client.pid,
             client.command,
             kind(client),
-            f"{client.namespace}/{client.pod}/{client.container}" if client.pod else None,
+            owner(client),
             client.allocation_key,
             rounded(client.used_bytes),
         )
@@ -116,7 +91,14 @@ def client_rows(found: Iterable[GpuClientsStatus]) -> list[tuple[object, ...]]:
     ]
 
 
+def owner(client: ClientStatus) -> str:
+    """Its container, or as much as is known of it: its pod, or that one's UID."""
+    if not client.pod:
+        return f"pod {client.pod_uid}" if client.pod_uid else ""
+    return "/".join(filter(None, (client.namespace, client.pod, client.container)))
+
+
 def kind(client: ClientStatus) -> str:
     """How it uses the GPU, and whether it may."""
     how = "MPS client" if client.mps else "plain"
-    return how if client.allocation_key is not None else f"foreign, {how}"
+    return f"foreign, {how}" if client.foreign else how

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import click
 
-from deviceplugin.cli.gpuname import GpuName, choose, complete_gpu, names_of_plugin
-from deviceplugin.cli.node import node_options, run_root_of
+from deviceplugin.cli.gpuname import GONE, GpuName, choose, complete_gpu, gone_names, names_of_plugin
+from deviceplugin.cli.options import Seconds, node_options, run_root_of
 from deviceplugin.cli.output import Failure, complain, counted, failures, print_json, some
 from deviceplugin.status import AllocationStatus, PluginStatus
 from mpsd.errors import NotReachableError
@@ -29,7 +29,7 @@ all_option = click.option("--all", "everything", is_flag=True, help="Every GPU o
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     metavar="SECONDS",
     help="How long it waits. Default: forever.",
 )
@@ -57,7 +57,7 @@ def drain(
     if timeout_s is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
     socket = f"{run_root_of(config_path, run_root)}/plugin.sock"
-    status, chosen = _chosen(socket, gpus, everything=everything)
+    status, chosen = _chosen(socket, gpus, everything=everything, gone=False)
     drained = {gpu.uuid for gpu in status.gpus if gpu.drained}
     for gpu in chosen:
         if reason is not None or gpu.uuid not in drained:  # else the first one's reason would be lost
@@ -85,20 +85,22 @@ def undrain(
 ) -> None:
     """End the drain of GPUs: they take new shares again. A GPU that is not drained stays as it is.
 
-    GPU is an index, a UUID, a unique prefix of one, or a group (all its members).
+    GPU is an index, a UUID, a unique prefix of one, or a group (all its members). One that is gone from the node has
+    its UUID only; `gpufrac status` names those that are drained.
     """
     socket = f"{run_root_of(config_path, run_root)}/plugin.sock"
-    _, chosen = _chosen(socket, gpus, everything=everything)
+    _, chosen = _chosen(socket, gpus, everything=everything, gone=True)
     for gpu in chosen:
         call(socket, "undrain", {"gpu": gpu.uuid}, object)
     status = _status(socket)
     if output == "json":
-        print_json(_document(status, chosen))
+        print_json(_document(status, [gpu for gpu in chosen if gpu.index != GONE]))
         return
     reasons = {account.uuid: account.reason for account in status.gpus}
     for gpu in chosen:
         reason = reasons.get(gpu.uuid, "")
         takes = f"it takes nothing new yet: {reason}" if reason else "it takes new shares"
+        takes = "nothing waits for it" if gpu.index == GONE else takes
         click.echo(f"{gpu} ({gpu.uuid}): not drained; {takes}")
 
 
@@ -127,11 +129,14 @@ def _left_text(left: Sequence[AllocationStatus]) -> str:
     return f"{counted(len(left), 'allocation')} on it until the pod ends: {some(owners)}"
 
 
-def _chosen(socket: str, texts: Sequence[str], *, everything: bool) -> tuple[PluginStatus, tuple[GpuName, ...]]:
+def _chosen(
+    socket: str, texts: Sequence[str], *, everything: bool, gone: bool
+) -> tuple[PluginStatus, tuple[GpuName, ...]]:
+    """`gone`: drained GPUs that are no longer there can be named, too."""
     if everything == bool(texts):
-        raise click.UsageError("name GPUs, or --all")
+        raise click.UsageError("name GPUs, or --all, not both" if everything else "name GPUs, or --all")
     status = _status(socket)
-    known = names_of_plugin(status)
+    known = names_of_plugin(status) + (gone_names(status) if gone else ())
     return status, tuple(sorted(known)) if everything else choose(texts, known)
 
 

@@ -13,25 +13,32 @@ if TYPE_CHECKING:
     from deviceplugin.status import PluginStatus
     from mpsd.snapshot import Snapshot
 
+GONE = -1
 COMPLETE_S = 0.5
 """A shell waits for the answer."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class GpuName:
-    """`group` is the declared group that the GPU is in, empty for a GPU alone."""
+    """`group` is the declared group that the GPU is in, empty for a GPU alone. `index` is GONE for a GPU that is no
+    longer on the node."""
 
     index: int
     uuid: str
     group: str
 
     def __str__(self) -> str:
-        return f"GPU {self.index}"
+        return f"GPU {self.index}" if self.index != GONE else "a GPU that is gone"
 
 
 def names_of_plugin(status: "PluginStatus") -> tuple[GpuName, ...]:
     """All GPUs the plugin knows."""
     return tuple(GpuName(gpu.index, gpu.uuid, gpu.group) for gpu in status.gpus)
+
+
+def gone_names(status: "PluginStatus") -> tuple[GpuName, ...]:
+    """The GPUs that are drained, but no longer on the node."""
+    return tuple(GpuName(GONE, uuid, "") for uuid in status.gone_drained)
 
 
 def names_of_mpsd(snapshot: "Snapshot") -> tuple[GpuName, ...]:
@@ -53,7 +60,7 @@ def choose(texts: Iterable[str], known: Sequence[GpuName]) -> tuple[GpuName, ...
 def _choose(text: str, known: Sequence[GpuName]) -> Sequence[GpuName]:
     for found in (
         [gpu for gpu in known if text == gpu.uuid],
-        [gpu for gpu in known if text == str(gpu.index)],
+        [gpu for gpu in known if gpu.index != GONE and text == str(gpu.index)],
         [gpu for gpu in known if text == gpu.group != ""],
     ):
         if found:
@@ -67,6 +74,8 @@ def _choose(text: str, known: Sequence[GpuName]) -> Sequence[GpuName]:
 
 
 def _known(gpu: GpuName) -> str:
+    if gpu.index == GONE:
+        return f"{gpu.uuid} (gone)"
     return f"{gpu.index} ({gpu.uuid}{f', group {gpu.group}' if gpu.group else ''})"
 
 
@@ -88,7 +97,7 @@ def complete_pod(context: click.Context, parameter: click.Parameter, incomplete:
 
 
 def _status(context: click.Context) -> "PluginStatus | None":
-    from deviceplugin.cli.node import run_root_of
+    from deviceplugin.cli.options import run_root_of
     from deviceplugin.status import PluginStatus
     from mpsd.localapi.client import call
 

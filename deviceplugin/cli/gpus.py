@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import click
 
 from deviceplugin.cli.gpuname import GpuName, choose, complete_gpu
-from deviceplugin.cli.node import LOG_LINES, Node, age, daemon_state, log_lines, look, node_options
+from deviceplugin.cli.node import LOG_LINES, Node, age, log_lines, look
+from deviceplugin.cli.options import node_options
 from deviceplugin.cli.output import counted, failures, print_json, print_table, size
+from deviceplugin.plan.view import daemon_reason, daemon_state
 from deviceplugin.status import GpuAccount
 from mpsd.snapshot import DaemonStatus, GpuStatus
 
@@ -45,7 +47,7 @@ class GpuFacts:
         """Why it takes nothing new; empty when it does."""
         reason = (self.state.not_shared or self.state.reason) if self.state else ""
         if not reason and self.daemon and daemon_state(self.daemon) != "ready":
-            reason = self.daemon.reason
+            reason = daemon_reason(self.daemon)
         return reason or (self.account.reason if self.account else "")
 
 
@@ -131,7 +133,7 @@ def gpu_detail(gpu: GpuFacts) -> list[str]:
         facts += [
             ("MPS daemon", f"{daemon_state(daemon)} since {age(daemon.since_unix_s)}, v{daemon.protocol}"),
             ("", f"pid {daemon.pid or '-'}, {counted(daemon.restarts, 'restart')}"),
-            ("its reason", daemon.reason),
+            ("its reason", daemon_reason(daemon)),
             ("its limit", size(daemon.pinned_limit_bytes)),
             ("its logs", daemon.log_directory),
         ]

@@ -1,48 +1,32 @@
 """`gpufrac status|resources|allocations|daemons`: what is on the node, read from both processes' sockets."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ParamSpec
 
 import click
 
 from deviceplugin.attention import attention
+from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import (
     EXIT_UNREACHABLE,
     Failure,
     complain,
     failures,
-    output_option,
+    gib,
     print_json,
     print_table,
+    shortened,
     size,
     some,
 )
+from deviceplugin.plan.view import daemon_reason, daemon_state
 from deviceplugin.status import PluginStatus
 from mpsd.errors import GpufracError, NotReachableError
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
-P = ParamSpec("P")
-
-DEFAULT_RUN_ROOT = "/run/gpufrac"
 LOG_LINES = 5
 """How many log lines of a daemon in trouble are shown."""
 IN_TROUBLE = ("wedged", DaemonState.KILLING, DaemonState.BACKOFF, DaemonState.FAILED)
-
-
-def node_options(command: Callable[P, None]) -> Callable[P, None]:
-    """Where the node's sockets are, and the output format."""
-    command = output_option(command)
-    command = click.option(
-        "--run-root",
-        envvar="GPUFRAC_RUN_ROOT",
-        metavar="DIR",
-        help=f"Directory of the sockets (mps.runRoot). Default: {DEFAULT_RUN_ROOT}.",
-    )(command)
-    return click.option(
-        "--config", "config_path", envvar="GPUFRAC_CONFIG", metavar="FILE", help="Take mps.runRoot from this config."
-    )(command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +57,6 @@ class Node:
         """Says on stderr which process is down."""
         for error in (self.mpsd_error, self.plugin_error):
             complain(error)
-
-
-def run_root_of(config_path: str | None, run_root: str | None) -> str:
-    """The directory of the sockets. Raises ConfigError for a config that can't be used."""
-    if run_root is None and config_path is not None:
-        from mpsd.config.load import load_config
-
-        run_root = load_config(config_path).mps.run_root
-    return run_root or DEFAULT_RUN_ROOT
 
 
 def look(config_path: str | None, run_root: str | None) -> Node:
@@ -135,7 +110,7 @@ def status(config_path: str | None, run_root: str | None, output: str) -> None:
     if lines:
         click.echo(f"Needs attention ({len(lines)}):")
         for line in lines:
-            click.echo(f"  ! {line}")
+            click.echo(f"  ! {shortened(line)}")
     else:
         click.echo("Nothing needs attention.")
     for line in log_lines(node.mpsd):
@@ -164,7 +139,7 @@ def overview(node: Node) -> list[tuple[str, str]]:
         granted = sum(gpu.granted_bytes for gpu in plugin.gpus)
         lines += [
             ("resources", f"{len(plugin.resources)}, {registered} registered at the kubelet"),
-            ("allocations", f"{len(plugin.allocations)}, {size(granted)} of {size(usable)} usable granted"),
+            ("allocations", f"{len(plugin.allocations)}, {gib(granted)} of {gib(usable)}Gi usable granted"),
             ("GPU devices", plugin.gpu_devices),
         ]
     return lines
@@ -178,11 +153,6 @@ def daemons_of(snapshot: Snapshot) -> list[tuple[DaemonStatus, tuple[GpuStatus, 
             name = gpu.daemon.name or gpu.info.uuid
             served[name] = (*served.get(name, ()), gpu)
     return [(gpus[0].daemon, gpus) for gpus in served.values() if gpus[0].daemon is not None]
-
-
-def daemon_state(daemon: DaemonStatus) -> str:
-    """Its state in one word; a wedged one is ready in name only (pure)."""
-    return "wedged" if daemon.wedged else daemon.state
 
 
 def log_lines(snapshot: Snapshot | None) -> list[str]:
@@ -200,7 +170,11 @@ def log_lines(snapshot: Snapshot | None) -> list[str]:
 @node_options
 @failures
 def resources(config_path: str | None, run_root: str | None, output: str) -> None:
-    """Resources: registered or not, shares listed, held and still to be had, and why there are no more."""
+    """Resources: registered or not, shares listed, held and still to be had, and why there are no more.
+
+    LISTED is what the kubelet knows, HELD what containers have, FREE what can still be had: of units, as many as one
+    container can get now.
+    """
     node = look(config_path, run_root)
     plugin = node.need_plugin()
     if output == "json":
@@ -214,12 +188,12 @@ def resources(config_path: str | None, run_root: str | None, output: str) -> Non
                 r.registration,
                 r.listed,
                 r.held,
-                r.healthy,
+                r.free,
                 r.registration_error or r.reason,
             )
             for r in plugin.resources
         ]
-        columns = ("RESOURCE", "MODE", "ENFORCEMENT", "KUBELET", "LISTED", "HELD", "HEALTHY", "REASON")
+        columns = ("RESOURCE", "MODE", "ENFORCEMENT", "KUBELET", "LISTED", "HELD", "FREE", "REASON")
         print_table(columns, rows, "The config names no resource.")
     node.note_down()
 
@@ -247,7 +221,7 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
                 a.mode,
                 a.enforcement,
                 a.state,
-                a.reason,
+                a.reason or (f"{a.claimed_by} claims it" if a.claimed_by else ""),
             )
             for a in plugin.allocations
         ]
@@ -298,7 +272,7 @@ def daemons(config_path: str | None, run_root: str | None, output: str) -> None:
                 daemon.restarts,
                 age(daemon.since_unix_s),
                 daemon.pipe_directory,
-                daemon.reason,
+                daemon_reason(daemon),
             )
             for daemon, served in daemons_of(snapshot)
         ]

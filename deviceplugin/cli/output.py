@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 import msgspec
 
+from mpsd.config.model import GIB
 from mpsd.errors import ConfigError, GpufracError, NotReachableError
 from mpsd.gpu.model import MIB
 from mpsd.quantity import format_bytes
@@ -122,6 +123,19 @@ def size(value_bytes: int | None) -> str:
 def rounded(value_bytes: int | None) -> str:
     """Bytes as people read them, to a whole MiB: what a process uses is seldom a round number."""
     return "-" if value_bytes is None else size(-(-value_bytes // MIB) * MIB)
+
+
+def gib(value_bytes: int) -> str:
+    """Bytes as a number of GiB, so that two of them compare at a glance."""
+    return f"{value_bytes / GIB:.2f}".rstrip("0").rstrip(".")
+
+
+def shortened(text: str, length: int = 300) -> str:
+    """One line of at most about that length, cut between words. The whole is in the JSON output."""
+    if len(text) <= length:
+        return text
+    head = text[: length - 4]
+    return (head.rpartition(" ")[0] or head) + " ..."
 
 
 def counted(count: int, noun: str) -> str:

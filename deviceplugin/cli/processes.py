@@ -1,18 +1,24 @@
 """`gpufrac mpsd` and `gpufrac plugin`: the two long-lived processes."""
 
 import sys
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd
-from deviceplugin.cli.output import Failure, confirm, counted, failures, some
+from deviceplugin.cli.options import node_options, run_root_of
+from deviceplugin.cli.output import Failure, complain, confirm, counted, failures, print_json, some
+from mpsd.errors import ConfigError, GpufracError, NotReachableError
+
+if TYPE_CHECKING:
+    from mpsd.snapshot import GpuStatus
+
+MAX_REASON = 200
+"""As long as mpsd takes it."""
 
 config_option = click.option(
     "--config", "config_path", type=click.Path(), required=True, help="The node's config file.", metavar="FILE"
-)
-run_root_option = click.option(
-    "--run-root", envvar="GPUFRAC_RUN_ROOT", metavar="DIR", default="/run/gpufrac", show_default=True
 )
 log_option = click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Log lines on stderr."
@@ -26,11 +32,12 @@ log_option = click.option(
 @log_option
 @click.pass_context
 def mpsd(context: click.Context, config_path: str | None, log_format: Literal["text", "json"]) -> None:
-    """Run mpsd: it owns NVML, the GPUs' compute modes and one MPS control daemon per GPU.
+    """Run mpsd: it owns NVML, the GPUs' compute modes and one MPS control daemon per group of GPUs.
 
     Daemons outlive it: SIGTERM stops those without clients and leaves the others to the next mpsd.
     """
     if context.invoked_subcommand is not None:
+        context.default_map = {name: {"config_path": config_path} for name in mpsd.commands}
         return
     if config_path is None:
         raise click.MissingParameter(ctx=context, param_hint="'--config'", param_type="option")
@@ -39,20 +46,31 @@ def mpsd(context: click.Context, config_path: str | None, log_format: Literal["t
     sys.exit(run(config_path, log_format=log_format))
 
 
-@mpsd.command(epilog="Example: gpufrac mpsd cleanup")
-@run_root_option
+@mpsd.command(epilog="Example: gpufrac mpsd cleanup --yes")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@node_options
 @failures
-def cleanup(run_root: str) -> None:
+def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: bool) -> None:
     """Before an uninstall: end every MPS daemon of a running mpsd, clients or not, and restore the compute modes.
 
     Stop the plugin first. Nothing starts again until mpsd is restarted. Exit code 1 names what could not be ended.
     """
-    from mpsd.localapi.client import call
+    from mpsd.localapi.client import MpsdClient, call
 
-    left = call(f"{run_root}/mpsd.sock", "cleanup", {}, dict[str, list[str]], timeout_s=40.0)["left"]
+    root = run_root_of(config_path, run_root)
+    snapshot = MpsdClient(f"{root}/mpsd.sock").snapshot()
+    if _answers(f"{root}/plugin.sock"):
+        complain("gpufrac plugin is up: stop it first, or it goes on admitting pods that can't start")
+    if not yes:
+        users = _users(snapshot.gpus)
+        confirm(f"End every MPS daemon of this node, and restore the compute modes? They have {_clients(users)}.")
+    left = call(f"{root}/mpsd.sock", "cleanup", {}, dict[str, list[str]], timeout_s=40.0)["left"]
     if left:
         raise Failure(f"cannot leave the node as it was found: {'; '.join(left)}")
-    click.echo("The node is as it was found: no MPS daemon of ours runs, and every compute mode is restored.")
+    if output == "json":
+        print_json({"left": left})
+    else:
+        click.echo("The node is as it was found: no MPS daemon of ours runs, and every compute mode is restored.")
 
 
 @mpsd.command(epilog="Example: gpufrac mpsd replace 0 --reason 'new driver'")
@@ -60,37 +78,64 @@ def cleanup(run_root: str) -> None:
 @click.option("--now", is_flag=True, help="Don't wait for its clients: they lose their GPU.")
 @click.option("--reason", metavar="TEXT", help="For status and log.")
 @click.option("--yes", is_flag=True, help="Don't ask.")
-@run_root_option
+@node_options
 @failures
-def replace(daemon: str, reason: str | None, run_root: str, *, now: bool, yes: bool) -> None:
+def replace(
+    daemon: str, reason: str | None, config_path: str | None, run_root: str | None, output: str, *, now: bool, yes: bool
+) -> None:
     """Have a fresh MPS control daemon take the place of one: when it hangs, or what it holds is to be let go.
 
     The daemon is named by its GPU (index, UUID, unique prefix) or group. It serves until its clients have ended by
     themselves, and nothing new starts on it meanwhile. With --now it is ended whoever uses it.
+
+    Exit code 1 when it can't be replaced as it is now.
     """
     from mpsd.localapi.client import MpsdClient, call
 
-    snapshot = MpsdClient(f"{run_root}/mpsd.sock").snapshot()
+    if reason is not None and not (reason.strip() and reason.isprintable() and len(reason) <= MAX_REASON):
+        raise ConfigError(f"cannot take this reason: use 1 to {MAX_REASON} printable characters on one line")
+    socket = f"{run_root_of(config_path, run_root)}/mpsd.sock"
+    snapshot = MpsdClient(socket).snapshot()
     chosen = choose([daemon], names_of_mpsd(snapshot))
     name = chosen[0].group or chosen[0].uuid
     label = f"the MPS daemon of {f'group {name}' if chosen[0].group else chosen[0]}"
-    users = {
-        client.pid: f"{client.pid} ({client.command})"
-        for gpu in snapshot.gpus
-        if name in (gpu.group, gpu.info.uuid)
-        for client in gpu.clients
-        if client.mps
-    }
-    clients = f"{counted(len(users), 'client')}{f': pid {some(users.values())}' if users else ''}"
+    users = _users(gpu for gpu in snapshot.gpus if name in (gpu.group, gpu.info.uuid))
     if now and not yes:
-        confirm(f"End {label} at once? It has {clients}.")
+        confirm(f"End {label} at once? It has {_clients(users)}.")
     params = {"daemon": name, "now": now} | ({"reason": reason} if reason else {})
-    call(f"{run_root}/mpsd.sock", "replace", params, object)
-    if users and not now:
-        click.echo(f"T{label[1:]} is replaced once it has no client; until then it serves {clients}.")
+    try:
+        call(socket, "replace", params, object)
+    except ConfigError as error:  # it has that name: its state is in the way
+        raise Failure(str(error)) from error
+    if output == "json":
+        print_json({"daemon": name, "now": now, "clients": sorted(users)})
+    elif users and not now:
+        click.echo(f"T{label[1:]} is replaced once it has no client; until then it serves {_clients(users)}.")
         click.echo(f"See who is left with: gpufrac clients --gpu {daemon}")
     else:
         click.echo(f"T{label[1:]} is being replaced; see: gpufrac daemons")
+
+
+def _users(gpus: "Iterable[GpuStatus]") -> dict[int, str]:
+    """The MPS clients on these GPUs, by PID."""
+    return {c.pid: f"{c.pid} ({c.command})" for gpu in gpus for c in gpu.clients if c.mps}
+
+
+def _clients(users: Mapping[int, str]) -> str:
+    return f"{counted(len(users), 'client')}{f': pid {some(users.values())}' if users else ''}"
+
+
+def _answers(socket: str) -> bool:
+    """Whether a process serves it."""
+    from mpsd.localapi.client import call
+
+    try:
+        call(socket, "allocations", {}, object)
+    except NotReachableError:
+        return False
+    except GpufracError:
+        pass
+    return True
 
 
 @click.command(epilog="Example: gpufrac plugin --config /etc/gpufrac/config.yaml")

@@ -6,15 +6,17 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from deviceplugin.cli.output import Failure, failures, output_option, print_json
+from mpsd.errors import ConfigError
 
 if TYPE_CHECKING:
+    from deviceplugin.sim.manifests import LoadedPod, Note
     from deviceplugin.sim.node import SimulatedNode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,6 +111,7 @@ def run(
     from deviceplugin.sim.manifests import LoadedPod, Note, load_all
 
     found = load_all(manifests)
+    _need_pods(found)
     with _simulated_node(None, config_path, gpus, gpu_memory, driver) as node:
         result = node.admit([item for item in found if isinstance(item, LoadedPod)])
         notes = [str(item) for item in found if isinstance(item, Note)]
@@ -155,7 +158,7 @@ def admit(directory: str, output: str, manifests: tuple[str, ...]) -> None:
     from deviceplugin.sim.manifests import parse_all, read_manifest
 
     texts = [("<stdin>" if path == "-" else path, read_manifest(path)) for path in manifests]
-    parse_all(texts)  # the node would say the same, but bytes that are no text don't reach it
+    _need_pods(parse_all(texts))  # the node would say the same, but bytes that are no text don't reach it
     admitted = ControlClient(os.path.abspath(directory)).admit(texts)
     _print(admitted.report, list(admitted.notes), output)
     sys.exit(0 if report.all_well(admitted.report) else 1)
@@ -237,6 +240,14 @@ def client(directory: str, size_bytes: int | None, device: int, target: str, *, 
         os.execve(sys.executable, arguments, environment)  # noqa: S606 - our interpreter, a list of arguments
     except (OSError, ValueError) as error:
         raise Failure(f"cannot run the simulated client: {error}") from error
+
+
+def _need_pods(found: "Sequence[LoadedPod | Note]") -> None:
+    """Raises ConfigError where manifests lead to no pod at all."""
+    from deviceplugin.sim.manifests import LoadedPod
+
+    if not any(isinstance(item, LoadedPod) for item in found):
+        raise ConfigError("\n".join(["cannot find a pod in the manifests", *map(str, found)]))
 
 
 def _print(result: dict[str, Any], notes: list[str], output: str) -> None:

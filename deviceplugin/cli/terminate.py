@@ -2,15 +2,17 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import click
 import msgspec
 
-from deviceplugin.cli.clients import COLUMNS, client_rows, find_clients, holding
+from deviceplugin.cli.clients import COLUMNS, client_rows, find_clients, holding, owner
 from deviceplugin.cli.gpuname import complete_pod
-from deviceplugin.cli.node import look, node_options, run_root_of
+from deviceplugin.cli.node import look
+from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import complain, confirm, failures, print_json, print_table, some
-from deviceplugin.clients import Target
+from deviceplugin.clients import GpuClientsStatus, Target
 from deviceplugin.status import PluginStatus
 from mpsd.errors import ConfigError, GpufracError, NotReachableError
 from mpsd.localapi.client import call
@@ -53,68 +55,125 @@ def terminate(
     fails, its neighbours run on. With --kill its process is killed then; where MPS does not confirm, it is left alone,
     unless --force says that the neighbours don't matter.
 
+    For a pod, all of its processes on GPUs are ended, whatever allocation they claim. A pod without an allocation is
+    named as `gpufrac clients` shows it, by its UID where its name is not known.
+
     The container keeps its share, and starts again as its restart policy says: delete the pod to end that.
 
     Exit code 1 when anything uses the GPU on, or with --kill lives on.
     """
     if force and not kill:
         raise click.UsageError("--force needs --kill")
+    meant = readings(target, namespace)
     root = run_root_of(config_path, run_root)
     node = look(config_path, run_root)
     index = {gpu.info.uuid: gpu.info.index for gpu in node.need_mpsd().gpus}
     plugin = node.need_plugin()
-    targets = find_targets(f"{root}/plugin.sock", target, namespace)
-    keys = {held.key for held in targets}
+    found = find_clients(root, node)[0]
+    aim = find_aim(f"{root}/plugin.sock", target, meant, found)
+    before = aim.of(found)
     if not yes:
-        rows = client_rows(holding(find_clients(root, node)[0], keys))
-        print_table(COLUMNS, rows, _nothing(targets), err=True)
-        if others := neighbours(plugin, targets):
+        print_table(COLUMNS, client_rows(before), aim.nothing, err=True)
+        if others := neighbours(plugin, aim, before):
             click.echo(f"Neighbours on the same GPUs: {some(others)}", err=True)
-        confirm(f"End the GPU use of {_names(targets)}{', and kill its processes' if kill else ''}?")
-    params = {"keys": sorted(keys), "kill": kill, "force": force}
+        confirm(f"End the GPU use of {aim}{', and kill its processes' if kill else ''}?")
+    params = {"keys": aim.keys, "pod_uids": aim.pod_uids, "kill": kill, "force": force}
     ended = call(f"{root}/mpsd.sock", "terminate", params, Ended, TIMEOUT_S)
+    missed = _missed(ended, before, aim.of(find_clients(root, node)[0]))
     if output == "json":
-        print_json({"targets": targets, "clients": ended.clients, "errors": ended.errors})
+        print_json({"targets": aim.targets, "clients": ended.clients, "errors": ended.errors, "missed": missed})
     else:
-        print_table(
-            ("GPU", "PID", "COMMAND", "CONTAINER", "OUTCOME", "WHY"), _rows(ended, targets, index), _nothing(targets)
-        )
+        print_table(("GPU", "PID", "COMMAND", "OF", "OUTCOME", "WHY"), _rows(ended, aim, before, index), aim.nothing)
         if not kill and any(client.outcome == Outcome.TERMINATED for client in ended.clients):
             click.echo("terminated: off the GPU, its process lives on; to end that, delete its pod or say --kill.")
     for error in ended.errors:
         complain(error)
-    if ended.errors or any(client.error or client.outcome == Outcome.LEFT for client in ended.clients):
+    for pid in missed:
+        complain(f"cannot end pid {pid} of {aim}: it uses a GPU on, and mpsd did not find it")
+    left = any(client.error or client.outcome == Outcome.LEFT for client in ended.clients)
+    if ended.errors or left or missed:
         sys.exit(1)
 
 
-def find_targets(socket: str, target: str, namespace: str | None) -> tuple[Target, ...]:
-    """The live allocations of a pod or container. POD/CONTAINER may be NAMESPACE/POD as well: what is there decides.
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Whose GPU use is to end: allocations of a pod, or of one of its containers, and for a pod its UIDs, so that what
+    its processes say of themselves does not matter."""
+
+    name: str
+    targets: tuple[Target, ...]
+    pod_uids: tuple[str, ...]
+
+    @property
+    def keys(self) -> list[str]:
+        return sorted({target.key for target in self.targets})
+
+    @property
+    def nothing(self) -> str:
+        return f"No process of {self} uses a GPU."
+
+    def of(self, found: Sequence[GpuClientsStatus]) -> list[GpuClientsStatus]:
+        """The GPUs with its processes only."""
+        return holding(found, self.keys, self.pod_uids)
+
+    def __str__(self) -> str:
+        return some(map(_target_name, self.targets)) or self.name
+
+
+def find_aim(
+    socket: str, target: str, meant: Sequence[tuple[str, str | None]], found: Sequence[GpuClientsStatus]
+) -> Aim:
+    """What is meant. POD/CONTAINER may be NAMESPACE/POD as well: what is there decides. A pod without an allocation is
+    known by its processes on GPUs.
 
     Raises:
-        ConfigError: no such form, or several pods could be meant.
+        ConfigError: several pods could be meant.
         GpufracError: there is none.
     """
-    found, error = [], GpufracError("")
-    for pod, container in readings(target, namespace):
+    aims, errors = [], []
+    for pod, container in meant:
         params = {"pod": pod} if container is None else {"pod": pod, "container": container}
         try:
-            found.append(call(socket, "targets", params, tuple[Target, ...]))
+            targets = call(socket, "targets", params, tuple[Target, ...])
         except (ConfigError, NotReachableError):
             raise
         except GpufracError as absent:
-            error = absent
-    if not found:
-        raise error
-    if len(found) > 1:
+            errors.append(str(absent))
+            if container is None and (uids := _uids_of(pod, found)):
+                aims.append(Aim(f"pod {pod}", (), uids))
+        else:
+            uids = tuple(dict.fromkeys(uid for t in targets for uid in t.pod_uids)) if container is None else ()
+            aims.append(Aim(target, targets, uids))
+    if not aims:
+        *others, last = (error.removeprefix("cannot find ") for error in errors)
+        also = "".join(f"there is no {error.removeprefix('a ').partition(':')[0]}, and " for error in others)
+        raise GpufracError(f"cannot find {target[:300]!r}: {also}there is no {last.removeprefix('a ')}")
+    if len(aims) > 1:
         raise ConfigError(
-            f"cannot tell what {target!r} is: there is {' and '.join(map(_names, found))}; "
+            f"cannot tell what {target!r} is: there is {' and '.join(map(str, aims))}; "
             "write NAMESPACE/POD/CONTAINER, or name the namespace with -n"
         )
-    return found[0]
+    return aims[0]
+
+
+def _uids_of(pod: str, found: Sequence[GpuClientsStatus]) -> tuple[str, ...]:
+    """The pods that `gpufrac clients` shows under this name or UID."""
+    clients = [client for gpu in found for client in gpu.clients if client.pod_uid]
+    uids = [c.pod_uid for c in clients if pod in (c.pod_uid, f"{c.namespace}/{c.pod}")]
+    return tuple(dict.fromkeys(uids))
+
+
+def _missed(ended: Ended, before: Sequence[GpuClientsStatus], after: Sequence[GpuClientsStatus]) -> list[int]:
+    """The PIDs that were to be ended, are not said to be, and use a GPU on (pure)."""
+    told = {client.pid for client in ended.clients}
+    known = {client.pid for gpu in before for client in gpu.clients}
+    return sorted({c.pid for gpu in after for c in gpu.clients if c.pid in known and c.pid not in told})
 
 
 def readings(target: str, namespace: str | None) -> list[tuple[str, str | None]]:
     """What a text can mean: (pod or namespace/pod, container) (pure). Raises ConfigError for what is no name."""
+    if namespace is not None and (not namespace or "/" in namespace):
+        raise ConfigError(f"cannot use namespace {namespace[:300]!r}: write its name")
     parts = target.split("/")
     if not all(parts) or len(parts) > (3 if namespace is None else 2):
         raise ConfigError(f"cannot use {target[:300]!r}: write [NAMESPACE/]POD[/CONTAINER]")
@@ -129,32 +188,31 @@ def readings(target: str, namespace: str | None) -> list[tuple[str, str | None]]
             return [("/".join(parts[:2]), parts[2])]
 
 
-def neighbours(status: PluginStatus, targets: Sequence[Target]) -> list[str]:
+def neighbours(status: PluginStatus, aim: Aim, used: Sequence[GpuClientsStatus]) -> list[str]:
     """Who else holds shares of the same GPUs (pure)."""
-    keys, gpus = {target.key for target in targets}, {gpu for target in targets for gpu in target.gpus}
+    gpus = {gpu for target in aim.targets for gpu in target.gpus} | {gpu.uuid for gpu in used if gpu.clients}
     return [
         f"{a.namespace}/{a.pod}/{a.container}" if a.pod else f"allocation {a.key}"
         for a in status.allocations
-        if a.key not in keys and not gpus.isdisjoint(a.gpus)
+        if a.key not in aim.keys and not gpus.isdisjoint(a.gpus)
     ]
 
 
-def _names(targets: Sequence[Target]) -> str:
-    return some(f"{target.namespace}/{target.pod}/{target.container}" for target in targets)
+def _target_name(target: Target) -> str:
+    return f"{target.namespace}/{target.pod}/{target.container}" if target.pod else f"allocation {target.key}"
 
 
-def _nothing(targets: Sequence[Target]) -> str:
-    return f"No process of {_names(targets)} uses a GPU."
-
-
-def _rows(ended: Ended, targets: Sequence[Target], index: Mapping[str, int]) -> list[tuple[object, ...]]:
-    owners = {target.key: f"{target.namespace}/{target.pod}/{target.container}" for target in targets}
+def _rows(
+    ended: Ended, aim: Aim, before: Sequence[GpuClientsStatus], index: Mapping[str, int]
+) -> list[tuple[object, ...]]:
+    owners = {target.key: _target_name(target) for target in aim.targets}
+    seen = {client.pid: owner(client) for gpu in before for client in gpu.clients}
     return [
         (
             index.get(client.gpu, client.gpu),
             client.pid,
             client.command,
-            owners.get(client.allocation_key),
+            seen.get(client.pid) or owners.get(client.allocation_key),
             client.outcome,
             client.error or ("it is no MPS client: only --kill ends it" if client.outcome == Outcome.LEFT else ""),
         )

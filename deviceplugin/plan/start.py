@@ -11,6 +11,7 @@ from mpsd.snapshot import Attached, DaemonStatus, GpuStatus
 
 Gpus = Mapping[str, GpuStatus]
 """All GPUs that mpsd reports, by UUID."""
+WAITING = "waiting for the MPS daemon of"
 
 
 def start_objection(allocation: Allocation, gpus: Gpus) -> str:
@@ -31,7 +32,7 @@ def gpus_objection(allocation: Allocation, gpus: Gpus) -> str:
         if gpu is None:
             return f"its GPU {uuid} is not known to mpsd" if several else "its GPU is not known to mpsd"
         if reason := _gpu_objection(allocation, gpu):
-            return f"GPU {gpu.info.index}: {reason}" if several else reason
+            return f"GPU {gpu.info.index}: {reason}" if several and not reason.startswith(WAITING) else reason
     if allocation.mode is Mode.SM_SHARING:
         served = {uuid for uuid, gpu in gpus.items() if gpu.group == allocation.group}
         if served != set(allocation.gpus):
@@ -43,8 +44,10 @@ def _gpu_objection(allocation: Allocation, gpu: GpuStatus) -> str:
     if gpu.health is GpuHealth.LOST:
         return gpu.reason or "its GPU is lost"
     if allocation.mode is Mode.SM_SHARING:
-        if trouble := service_trouble(gpu.daemon):
-            return trouble
+        if service_trouble(gpu.daemon):
+            # Why is said once, of the daemon, not of each container that waits for it.
+            owner = f"GPU {gpu.info.index}" if allocation.group == gpu.info.uuid else f"group {allocation.group}"
+            return f"{WAITING} {owner}"
         assert gpu.daemon is not None
         if gpu.daemon.name != allocation.group:
             return f"its MPS daemon is still that of group {gpu.daemon.name}"

@@ -16,6 +16,10 @@ from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus
 
 REGROUPED = "the config groups its GPUs otherwise by now: it takes nothing new, and is regrouped once it holds nothing"
 
+ITS_DAEMON = "its MPS daemon"
+REPLACED = "it is replaced when "
+"""How mpsd begins the reason of a daemon that drains because an operator has it replaced."""
+
 
 def gpu_view(
     status: GpuStatus,
@@ -45,19 +49,38 @@ def daemon_trouble(status: GpuStatus) -> str:
     """Why nothing new should come to the GPU's MPS daemon now, empty when it may."""
     daemon = status.daemon
     if daemon is not None and daemon.state is DaemonState.DRAINING and not daemon.wedged:
-        return "its MPS daemon is draining" + (f": {daemon.reason}" if daemon.reason else "")
+        return daemon_text(daemon)
     return service_trouble(daemon)
 
 
 def service_trouble(daemon: DaemonStatus | None) -> str:
     """Why an MPS daemon does not serve the containers it has, empty when it does. A draining one does."""
     if daemon is None:
-        return "its MPS daemon has not been started"
-    if daemon.wedged:
-        return "its MPS daemon is wedged" + (f": {daemon.reason}" if daemon.reason else "")
-    if daemon.state in (DaemonState.READY, DaemonState.DRAINING):
+        return f"{ITS_DAEMON} has not been started"
+    if daemon.state in (DaemonState.READY, DaemonState.DRAINING) and not daemon.wedged:
         return ""
-    return f"its MPS daemon is {daemon.state}" + (f": {daemon.reason}" if daemon.reason else "")
+    return daemon_text(daemon)
+
+
+def daemon_state(daemon: DaemonStatus) -> str:
+    """Its state in one word; a wedged one is ready in name only."""
+    return "wedged" if daemon.wedged else daemon.state
+
+
+def daemon_reason(daemon: DaemonStatus) -> str:
+    """Its reason, without the state where it begins with it: that is shown beside it."""
+    state = daemon_state(daemon)
+    return daemon.reason.removeprefix(f"{state}, ").removeprefix(f"{state}: ")
+
+
+def daemon_text(daemon: DaemonStatus) -> str:
+    """What is with a GPU's MPS daemon."""
+    reason = daemon_reason(daemon)
+    if daemon.state is DaemonState.DRAINING and reason.startswith(REPLACED) and not daemon.wedged:
+        return f"{ITS_DAEMON} {reason.removeprefix('it ')}"
+    if daemon.state is DaemonState.ABSENT and not reason:
+        return f"{ITS_DAEMON} does not run"
+    return f"{ITS_DAEMON} is {daemon_state(daemon)}" + (f": {reason}" if reason else "")
 
 
 def node_view(

@@ -40,12 +40,12 @@ class Operated:
         assert done.returncode == code, done.stderr + done.stdout
         return done.stdout + done.stderr if code else done.stdout
 
-    def use(self, pod: AdmittedPod, *more: str) -> "subprocess.Popen[str]":
-        """A program in the pod's container that holds 2 GiB, once it has them."""
+    def use(self, pod: AdmittedPod, *more: str, **environment: str) -> "subprocess.Popen[str]":
+        """A program in the pod's container that holds 2 GiB, once it has them. It sets `environment` for itself."""
         program = subprocess.Popen(
             [sys.executable, "-m", "mpsd.sim.cuda", "--allocate", "2Gi", "--hold", *more],
             cwd=ROOT,
-            env=dict(pod.container().process_env),
+            env=dict(pod.container().process_env) | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -160,3 +160,35 @@ def test_a_daemon_is_replaced_when_its_last_client_has_ended(operated: Operated)
     second = operated.use(pod)
     assert "is being replaced" in operated.gpufrac("mpsd", "replace", "0", "--now", "--yes")
     assert second.wait(WAIT_S) != 0
+
+
+def test_a_tenant_who_claims_another_pods_share_can_neither_hold_it_nor_hide(operated: Operated) -> None:
+    node = operated.node
+    victim, tenant = node.admit_running("victim"), node.admit_running("tenant")
+    key = node.until_status(lambda s: {a.pod for a in s.allocations} == {"victim", "tenant"}).allocations[0].key
+    assert victim.container().process_env["GPUFRAC_ALLOCATION"] == key
+    liar = operated.use(tenant, "--stay", GPUFRAC_ALLOCATION=key)
+    node.until_status(lambda s: any(a.claimed_by == f"pid {liar.pid} of pod default/tenant" for a in s.allocations))
+    assert f"pid {liar.pid} of pod default/tenant claims the allocation of pod default/victim" in operated.gpufrac(
+        "status"
+    )
+    (client,) = json.loads(operated.gpufrac("clients", "-o", "json"))[0]["clients"]
+    assert (client["pid"], client["pod"], client["podUID"]) == (liar.pid, "tenant", tenant.uid)
+    node.kubelet.delete(victim)
+    node.until(lambda: key not in {record.key for record in node.records()})
+    assert liar.poll() is None
+    assert "killed" in operated.gpufrac("terminate", "tenant", "--kill", "--yes")
+    assert liar.wait(WAIT_S) == -signal.SIGKILL
+
+
+def test_a_process_past_mps_is_told(operated: Operated) -> None:
+    """Protocol 3 leaves the GPU open to it, protocol 2 (EXCLUSIVE_PROCESS) until the first MPS client comes."""
+    node = operated.node
+    pod = node.admit_running("a")
+    program = operated.use(pod, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+    (found,) = node.until_status(lambda s: s.allocations[0].enforcement == "none").allocations
+    assert found.reason == f"pid {program.pid} uses its GPU past MPS: it is not held to the limit"
+    assert found.reason in operated.gpufrac("status")
+    assert "it is no MPS client: only" in operated.gpufrac("terminate", "a", "--yes", code=1)
+    end(program)
+    node.until_status(lambda s: s.allocations[0].enforcement == "cooperative")

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from deviceplugin.attention import attention
+from deviceplugin.broker import DAEMON_GRACE_S
 from mpsd.snapshot import DaemonState, DaemonStatus
-from tests.builders import config, fixed, reported, resource, snapshot, uuid
+from tests.builders import config, fixed, ready, reported, resource, snapshot, uuid
 from tests.world import World
 
 
@@ -30,11 +32,66 @@ def test_a_dead_daemon_is_told_once_for_all_its_allocations_and_gpus(world: Worl
     world.keeper.attach()
     gpus = reported(world.broker.config, world.infos, world.broker.desired(), world.daemon)
     lines = attention(snapshot(*gpus), world.picture())
-    (daemons,) = [line for line in lines if "is backoff" in line and "waiting" not in line]
-    assert daemons == "group pair0, GPU 2: its MPS daemon is backoff: it died"
-    (waiting,) = [line for line in lines if "waiting" in line and "GPU 0" not in line]
+    assert "group pair0, GPU 2: its MPS daemon is backoff: it died" in lines
+    (waiting,) = [line for line in lines if line.endswith("waiting for the MPS daemon of GPU 2")]
     assert waiting.startswith("ns/p0/c, ns/p1/c, ns/p2/c and 2 more: waiting: ")
+    assert any(line.startswith("ns/q/c: waiting: ") and line.endswith("of group pair0") for line in lines)
     assert len(lines) == 4, lines
+
+
+def said(world: World, daemon: DaemonStatus) -> list[str]:
+    """What both processes say once the daemons are so for a while."""
+    world.daemon = daemon
+    for _ in range(2):
+        world.tell()
+        world.keeper.attach()
+        world.now_s += DAEMON_GRACE_S
+    gpus = reported(world.broker.config, world.infos, world.broker.desired(), daemon)
+    return attention(snapshot(*gpus), world.picture())
+
+
+REPLACED = "it is replaced when its clients have ended: leak"
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"state": DaemonState.DRAINING}, ["its MPS daemon is draining"]),
+        (
+            {"state": DaemonState.DRAINING, "reason": REPLACED},
+            ["its MPS daemon is replaced when its clients have ended: leak"],
+        ),
+        (
+            {"wedged": True, "reason": "wedged, 3 attempts in a row failed: no answer"},
+            ["its MPS daemon is wedged: 3 attempts in a row failed: no answer"],
+        ),
+        ({"state": DaemonState.ABSENT, "reason": "its GPU is lost"}, ["its MPS daemon is absent: its GPU is lost"]),
+        ({"state": DaemonState.READY}, []),
+    ],
+)
+def test_a_daemon_is_told_once_whoever_says_so(world: World, changes: dict[str, Any], lines: list[str]) -> None:
+    found = said(world, structs.replace(ready(), **changes))
+    assert [line for line in found if "its MPS daemon" in line] == [f"group pair0, GPU 2: {line}" for line in lines]
+    assert sum("wedged" in line for line in found) <= 1
+
+
+def test_a_daemon_that_was_ended_for_good_is_no_trouble_of_mpsd(world: World) -> None:
+    ended = DaemonStatus(state=DaemonState.ABSENT)
+    gpus = reported(world.broker.config, world.infos, world.broker.desired(), ended)
+    assert attention(snapshot(*gpus), None) == []
+    (line,) = [line for line in said(world, ended) if "its MPS daemon" in line]
+    assert line == "GPU 0, GPU 1, GPU 2: its MPS daemon does not run"
+
+
+def test_a_drained_gpu_that_is_gone_is_listed_with_its_uuid(world: World) -> None:
+    world.broker.drain(uuid(1), "fan")
+    restarted = world.open_broker(world.broker.config)
+    restarted.observe_snapshot(snapshot(*reported(world.broker.config, world.infos[:1], restarted.desired())))
+    world.broker = restarted
+    assert set(world.picture().gone_drained) == {uuid(1)}
+    (line,) = [line for line in attention(None, world.picture()) if "no longer on the node" in line]
+    assert "fan" in line
+    assert line.endswith(f"gpufrac undrain {uuid(1)}")
 
 
 def test_warnings_of_mpsd_are_passed_on(world: World) -> None:

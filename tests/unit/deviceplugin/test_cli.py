@@ -101,6 +101,26 @@ def test_usage_and_config_errors_exit_with_2(arguments: tuple[str, ...]) -> None
     assert "Traceback" not in got.stderr
 
 
+def test_manifests_without_a_pod_are_a_wrong_argument(short_tmp: Path) -> None:
+    for name, text in (("config.yaml", (ROOT / "examples" / "config.yaml").read_text()), ("empty.yaml", "")):
+        (short_tmp / name).write_text(text)
+        for command in (["sim", "run"], ["sim", "admit", "-d", str(short_tmp)]):
+            got = run(*command, str(short_tmp / name))
+            assert got.exit_code == 2, got.output
+            assert got.stderr.startswith("gpufrac: cannot ")
+
+
+def test_running_mpsd_loads_nothing_of_the_plugin() -> None:
+    code = (
+        "import sys\n"
+        "import deviceplugin.cli.processes\n"
+        "heavy = {'grpc', 'deviceplugin.status', 'deviceplugin.broker'} & sys.modules.keys()\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    got = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert got.returncode == 0, got.stderr
+
+
 def test_help_imports_neither_grpc_nor_yaml_nor_commands() -> None:
     code = (
         "import sys\n"

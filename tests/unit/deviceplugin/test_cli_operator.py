@@ -39,26 +39,34 @@ class FakeNode:
         self.root = str(directory)
         self.world = World(directory, CONFIG, gpus=3)
         self.keys = {}
+        held = []
         for where, (name, share) in PODS.items():
             got = self.world.grant(name, share)
             self.world.kubelet.containers[where] = {got.resource: got.device_ids}
             self.keys["/".join(where)] = got.key
+            held.append((got, f"uid-{where[1]}"))
+        self.world.holds(*held)
         self.world.keeper.observe()
         self.world.tell()
         self.gpus = list(reported(CONFIG, self.world.infos, self.world.broker.desired()))
         self.looked_up: dict[str, GpuClients] = {}
+        self.gone = False
+        """Whether `terminate` takes everybody off the GPUs."""
+        self.cleaned: list[bool] = []
+        self.left: list[str] = []
         self.ended: dict[str, Any] = {"clients": [], "errors": []}
         self.refusal = ""
         self.asked: list[dict[str, Any]] = []
-        broker = self.world.broker
         self.plugin = LocalServer(
             f"{directory}/plugin.sock",
             {
                 "status": lambda _: self.world.picture(),
-                "drain": lambda params: broker.drain(params["gpu"], params["reason"]),
-                "undrain": lambda params: broker.undrain(params["gpu"]),
-                "targets": lambda params: targets(broker.inspect(), params["pod"], params.get("container")),
-                "clients": lambda _: clients(broker.inspect()),
+                "drain": lambda params: self.world.broker.drain(params["gpu"], params["reason"]),
+                "undrain": lambda params: self.world.broker.undrain(params["gpu"]),
+                "targets": lambda params: targets(
+                    self.world.picture().allocations, params["pod"], params.get("container")
+                ),
+                "clients": lambda _: clients(self.world.broker.gpus(), self.world.picture().allocations),
             },
         )
         self.mpsd = LocalServer(
@@ -68,6 +76,7 @@ class FakeNode:
                 "clients": lambda params: {u: self.looked_up.get(u, GpuClients()) for u in params["uuids"]},
                 "terminate": self._terminate,
                 "replace": self._replace,
+                "cleanup": self._cleanup,
             },
         )
 
@@ -77,7 +86,13 @@ class FakeNode:
 
     def _terminate(self, params: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(params)
+        if self.gone:
+            self.looked_up = {}
         return self.ended
+
+    def _cleanup(self, _: dict[str, Any]) -> dict[str, Any]:
+        self.cleaned.append(True)
+        return {"left": self.left}
 
     def _replace(self, params: dict[str, Any]) -> None:
         if self.refusal:
@@ -242,12 +257,16 @@ def test_drain_as_json(node: FakeNode) -> None:
     [
         (["drain"], 2, "name GPUs, or --all"),
         (["undrain"], 2, "name GPUs, or --all"),
-        (["drain", "--all", "0"], 2, "name GPUs, or --all"),
+        (["drain", "--all", "0"], 2, "not both"),
+        (["undrain", "--all", "0"], 2, "not both"),
         (["drain", "0", "7"], 2, "known are 0 ("),
         (["undrain", "pair1"], 2, "group pair0"),
         (["drain", "GPU-"], 2, "cannot tell which GPU"),
         (["drain", "0", "--timeout", "3"], 2, "--timeout needs --wait"),
-        (["drain", "0", "--wait", "--timeout", "-1"], 2, "--timeout"),
+        *(
+            (["drain", "0", "--wait", "--timeout", t], 2, "--timeout")
+            for t in ("-1", "nan", "inf", "-inf", "1e999", "x", "")
+        ),
         (["drain", "0", "--reason", "a\x07b"], 2, "printable"),
         (["drain", "0", "--reason", "x" * 500], 2, "printable"),
     ],
@@ -425,7 +444,9 @@ def test_terminate_asks_for_the_allocations_of_the_pod(node: FakeNode, arguments
     got = node.run("terminate", *arguments, "--yes")
     assert got.exit_code == 0, got.output
     assert "No process of prod/web" in got.output or "No process of test/train" in got.output
-    assert node.asked == [{"keys": sorted(node.keys[name] for name in held), "kill": False, "force": False}]
+    uids = [] if "main" in arguments[0] or "side" in arguments[0] else [f"uid-{held[0].split('/')[1]}"]
+    keys = sorted(node.keys[name] for name in held)
+    assert node.asked == [{"keys": keys, "pod_uids": uids, "kill": False, "force": False}]
 
 
 @pytest.mark.parametrize(
@@ -433,7 +454,10 @@ def test_terminate_asks_for_the_allocations_of_the_pod(node: FakeNode, arguments
     [
         (["gone", "--yes"], 1, "pods that hold one are prod/web, test/db, test/train"),
         (["web/none", "--yes"], 1, "containers that hold one are main, side"),
-        (["web", "-n", "test", "--yes"], 1, "cannot find a live allocation of pod 'test/web'"),
+        (["web", "-n", "test", "--yes"], 1, "there is no live allocation of pod 'test/web'"),
+        (["a/b", "--yes"], 1, "cannot find 'a/b': there is no live allocation of pod 'a/b', and there is no live"),
+        (["web", "-n", "", "--yes"], 2, "cannot use namespace ''"),
+        (["web", "-n", "prod/web", "--yes"], 2, "cannot use namespace"),
         (["a/b/c/d", "--yes"], 2, "write [NAMESPACE/]POD[/CONTAINER]"),
         (["web", "--force", "--yes"], 2, "--force needs --kill"),
         (["web"], 2, "add --yes"),
@@ -512,6 +536,7 @@ def test_terminate_shows_what_it_would_end_and_asks(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch, answer: bool
 ) -> None:
     users(node)
+    node.gone = True
     questions = yes(monkeypatch, answer)
     got = node.run("terminate", "web/main", "--kill")
     assert got.exit_code == (0 if answer else 1)
@@ -577,13 +602,177 @@ def test_replace_of_what_cannot_be(node: FakeNode) -> None:
     assert "known are" in unknown.stderr
     node.refusal = "cannot replace the MPS daemon of x: it is stopping and not to come back"
     refused = replace(node, "0")
-    assert refused.exit_code == 2
+    assert refused.exit_code == 1
     assert "not to come back" in refused.stderr
     node.mpsd.close()
     assert replace(node, "0").exit_code == 3
 
 
+@pytest.mark.parametrize("reason", ["", " ", "a\x07b", "two\nlines", "x" * 201])
+def test_a_reason_that_mpsd_does_not_take_replaces_nothing(node: FakeNode, reason: str) -> None:
+    assert replace(node, "0", "--reason", reason).exit_code == 2
+    assert node.asked == []
+
+
+def test_replace_as_json(node: FakeNode) -> None:
+    users(node)
+    got = replace(node, "0", "-o", "json")
+    assert json.loads(got.stdout) == {"daemon": uuid(0), "now": False, "clients": [31]}
+
+
+# --- mpsd cleanup
+
+
+def test_cleanup_asks_and_says_what_to_stop_first(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    users(node)
+    got = node.run("mpsd", "cleanup")
+    assert (got.exit_code, node.cleaned) == (2, [])
+    assert "add --yes" in got.stderr
+    assert "gpufrac plugin is up: stop it first" in got.stderr
+    node.plugin.close()
+    questions = yes(monkeypatch, answer=False)
+    got = node.run("mpsd", "cleanup")
+    assert (got.exit_code, node.cleaned) == (1, [])
+    (question,) = questions
+    assert question.startswith("End every MPS daemon of this node, and restore the compute modes?")
+    assert question.endswith("They have 2 clients: pid 31 (python), 33 (torch).")
+    assert "gpufrac plugin" not in got.stderr
+
+
+@pytest.mark.parametrize("left", [[], ["GPU 0: its compute mode"]])
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_cleanup_names_what_is_left(node: FakeNode, left: list[str], output: str) -> None:
+    node.left = left
+    got = node.run("mpsd", "cleanup", "--yes", "-o", output)
+    assert (got.exit_code, node.cleaned) == (1 if left else 0, [True])
+    if output == "json":
+        error = {"error": "cannot leave the node as it was found: GPU 0: its compute mode"}
+        assert json.loads(got.stdout) == (error if left else {"left": left})
+    node.mpsd.close()
+    assert node.run("mpsd", "cleanup", "--yes").exit_code == 3
+
+
+@pytest.mark.parametrize("command", [["replace", "0"], ["cleanup", "--yes"]])
+@pytest.mark.parametrize("before", [True, False])
+def test_commands_of_mpsd_find_the_node_by_its_config(node: FakeNode, command: list[str], before: bool) -> None:
+    path = Path(node.root) / "config.yaml"
+    path.write_text(
+        "apiVersion: gpufrac.dev/v1\nkind: NodeConfig\nresources:\n"
+        "  - {name: gpufrac.dev/a, memory: {request: 8Gi}, compute: {mode: sm-sharing}}\n"
+        f"mps: {{runRoot: {node.root}}}\n"
+    )
+    where = ["--config", str(path)]
+    arguments = ["mpsd", *where, *command] if before else ["mpsd", *command, *where]
+    got = CliRunner().invoke(cli, arguments)
+    assert got.exit_code == 0, got.output
+
+
+# --- whose a process is
+
+
+def tenants(node: FakeNode) -> None:
+    """On GPU 0: web's own, one of db that calls itself web's, one of web without a word, and one of a plain pod."""
+    web = node.keys["prod/web/main"]
+    node.use(
+        0,
+        GpuClient(pid=41, allocation_key=web, pod_uid="uid-web", command="own"),
+        GpuClient(pid=42, allocation_key=web, pod_uid="uid-db", command="liar"),
+        GpuClient(pid=43, pod_uid="uid-web", command="shy"),
+        GpuClient(pid=44, allocation_key="f" * 20, pod_uid="uid-plain", command="plain"),
+    )
+
+
+def test_clients_are_those_of_their_real_pods(node: FakeNode) -> None:
+    tenants(node)
+    lines = {line.split()[1]: line for line in node.run("clients").stdout.splitlines() if line[0].isdigit()}
+    for pid, pod in (("41", "prod/web/main"), ("42", "test/db "), ("43", "prod/web "), ("44", "pod uid-plain")):
+        assert pod in lines[pid]
+    for down in (node.mpsd, node.plugin):
+        shown = json.loads(node.run("clients", "-o", "json").stdout)[0]["clients"]
+        uids = [client["podUID"] for client in shown]
+        assert uids == ["uid-web", "uid-db", "uid-web", "uid-plain"]
+        down.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "uid"), [("uid-plain", "uid-plain"), ("web", "uid-web"), ("uid-web", "uid-web"), ("test/db", "uid-db")]
+)
+def test_terminate_reaches_a_pod_by_what_the_kernel_says(node: FakeNode, target: str, uid: str) -> None:
+    tenants(node)
+    node.gone = True
+    got = node.run("terminate", target, "--yes")
+    assert got.exit_code == 0, got.output
+    (asked,) = node.asked
+    assert asked["pod_uids"] == [uid]
+
+
+def test_who_is_not_ended_and_uses_the_gpu_on_is_a_failure(node: FakeNode) -> None:
+    tenants(node)
+    node.ended = {"clients": [ended(node, "terminated") | {"pid": 41}], "errors": []}
+    got = node.run("terminate", "web", "--yes")
+    assert got.exit_code == 1
+    assert "cannot end pid 43" in got.stderr
+    assert "pid 41" not in got.stderr
+    shown = json.loads(node.run("terminate", "web", "--yes", "-o", "json").stdout)
+    assert 43 in shown["missed"]
+
+
+def test_the_pod_of_a_share_that_is_not_released_yet_can_be_terminated(node: FakeNode) -> None:
+    """A pod deleted by force whose process lives on."""
+    for container in ("main", "side"):
+        del node.world.kubelet.containers["prod", "web", container]
+    node.world.holds()
+    node.world.keeper.observe()
+    assert node.run("terminate", "prod/web", "--yes").exit_code == 0
+    assert node.asked[0]["keys"] == sorted(node.keys[f"prod/web/{container}"] for container in ("main", "side"))
+
+
+# --- GPUs that are gone
+
+
+def test_a_drain_of_a_gpu_that_is_gone_is_ended_by_its_uuid(node: FakeNode) -> None:
+    node.run("drain", "0", "1")
+    restarted = node.world.open_broker(CONFIG)
+    restarted.observe_snapshot(snapshot(*node.gpus[:1]))
+    node.world.broker = restarted
+    assert f"gpufrac undrain {uuid(1)}" in node.run("status").stdout
+    assert CliRunner().invoke(cli, ["undrain", "--run-root", node.root, "--", "-1"]).exit_code == 2
+    assert node.run("drain", uuid(1)).exit_code == 2
+    got = CliRunner().invoke(cli, ["undrain", uuid(1), "--run-root", node.root])
+    assert got.exit_code == 0, got.output
+    assert "a GPU that is gone" in got.stdout
+    assert restarted.inspect().drained.keys() == {uuid(0)}
+
+
 # --- what reads show
+
+
+def test_status_has_one_unit_and_cuts_long_lines(node: FakeNode) -> None:
+    node.daemon(0, wedged=True, reason="wedged, it failed: " + "no answer and " * 100)
+    got = node.run("status").stdout
+    assert "4, 40 of 237Gi usable granted" in got
+    lines = [line for line in got.splitlines() if "MPS daemon is wedged" in line]
+    assert lines
+    assert all(len(line) <= 304 and line.endswith(" ...") for line in lines)
+    whole = json.loads(node.run("status", "-o", "json").stdout)["attention"]
+    assert any(len(line) > 1000 for line in whole)
+
+
+def test_resources_show_what_can_still_be_had(node: FakeNode) -> None:
+    node.world.broker.publish()
+    head, first, *_ = node.run("resources").stdout.splitlines()
+    listed, held, free = head.index("LISTED"), head.index("HELD"), head.index("FREE")
+    (row,) = [r for r in json.loads(node.run("resources", "-o", "json").stdout) if r["name"] == "gpufrac.dev/a"]
+    assert (row["held"], row["free"]) == (3, row["healthy"] - 3)
+    shown = [int(first[at:].split()[0]) for at in (listed, held, free)]
+    assert shown == [row["listed"], row["held"], row["free"]]
+
+
+def test_a_run_root_that_no_socket_fits_in_is_a_wrong_argument() -> None:
+    for command in ("status", "drain 0", "mpsd cleanup --yes", "terminate a --yes"):
+        got = CliRunner().invoke(cli, [*command.split(), "--run-root", "/tmp/" + "x" * 120])
+        assert got.exit_code == 2, command
+        assert "shorter" in got.stderr
 
 
 def in_trouble(node: FakeNode) -> None:

@@ -50,7 +50,7 @@ def pods(short_tmp: Path) -> Iterator[Pods]:
     ],
 )
 def test_a_pods_allocations_are_found(pods: Pods, pod: str, container: str | None, held: tuple[str, ...]) -> None:
-    found = targets(pods.world.broker.inspect(), pod, container)
+    found = targets(pods.world.picture().allocations, pod, container)
     assert {target.key for target in found} == pods.keys(*held)
     assert {f"{t.namespace}/{t.pod}/{t.container}" for t in found} == set(held)
     assert all(target.gpus and target.resource == "gpufrac.dev/a" for target in found)
@@ -72,7 +72,7 @@ def test_what_is_not_found_or_not_plain_is_said(
     pods: Pods, pod: str, container: str | None, kind: type[GpufracError], said: str
 ) -> None:
     with pytest.raises(kind) as caught:
-        targets(pods.world.broker.inspect(), pod, container)
+        targets(pods.world.picture().allocations, pod, container)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 1000
 
@@ -87,7 +87,7 @@ def test_processes_are_named_by_their_allocation(pods: Pods) -> None:
         GpuClient(pid=8, allocation_key="f" * 20),
     )
     world.broker.observe_snapshot(snapshot(structs.replace(first, clients=found), second))
-    gpus = clients(world.broker.inspect())
+    gpus = clients(world.broker.gpus(), world.picture().allocations)
     assert [(gpu.uuid, gpu.index, len(gpu.clients)) for gpu in gpus] == [(uuid(0), 0, 3), (uuid(1), 1, 0)]
     one, released, foreign = gpus[0].clients
     assert (one.pid, one.command, one.used_bytes, one.mps) == (7, "python3", 5, True)

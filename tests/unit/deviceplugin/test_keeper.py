@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from deviceplugin import lastknown
+from deviceplugin import lastknown, metrics
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+from deviceplugin.attention import attention
 from deviceplugin.broker import DAEMON_GRACE_S
 from deviceplugin.ids import device_id
 from deviceplugin.keeper import Keeper, foreign_holders
@@ -138,8 +139,7 @@ def hold_by_process(world: World, got: Allocation) -> None:
 
 
 def hold_by_checkpoint(world: World, got: Allocation) -> None:
-    world.write_checkpoint([world.checkpoint(got, "uid-1")])
-    (world.root / "pods" / "uid-1").mkdir(exist_ok=True)
+    world.holds((got, "uid-1"))
 
 
 def hold_by_silence_of_mpsd(world: World, got: Allocation) -> None:
@@ -564,6 +564,162 @@ def test_while_nothing_can_be_recorded_nothing_is_offered_and_it_heals(
     assert published is not None
     assert published.advertisement.healthy == 18
     assert world.broker.ledger_error == ""
+
+
+# --- whose a process is
+
+
+def client(pid: int = 42, key: str | None = None, pod_uid: str = "", *, mps: bool = True) -> GpuClient:
+    return GpuClient(pid=pid, allocation_key=key, pod_uid=pod_uid, mps=mps)
+
+
+@pytest.mark.parametrize(
+    ("claims", "pod_uid", "holds"),
+    [
+        (True, "uid-1", True),
+        (True, "", True),  # its pod is not known
+        (False, "uid-1", True),  # it cleaned its environment
+        (True, "uid-2", False),
+        (False, "uid-2", False),
+        (False, "", False),
+    ],
+)
+def test_only_processes_of_its_own_pod_hold_a_share(world: World, claims: bool, pod_uid: str, holds: bool) -> None:
+    """Anybody can call himself the owner of an allocation, for ever."""
+    got = world.grant("b", device_id(uuid(0), 0))
+    world.run(got)
+    world.holds((got, "uid-1"))
+    world.keeper.observe()
+    world.kubelet.containers.clear()
+    world.write_checkpoint([])
+    world.mpsd.on_gpu[uuid(0)] = (client(key=got.key if claims else None, pod_uid=pod_uid),)
+    world.keeper.observe()
+    new = world.grant("b", device_id(uuid(0), 0))
+    assert new.key != got.key
+    assert (new.key in world.keeper.report.held_back) is holds
+    world.run(new)
+    world.pass_time(ABSENT_S + 10)
+    assert (got.key in {a.key for a in world.broker.allocations()}) is holds
+
+
+def test_while_its_pod_is_not_known_a_process_is_believed(world: World) -> None:
+    got = world.grant()
+    world.mpsd.on_gpu[uuid(0)] = (client(key=got.key, pod_uid="uid-2"),)
+    world.pass_time(300)
+    assert world.broker.allocations() == [got]
+
+
+def test_an_entry_of_an_earlier_pod_on_the_same_shares_says_nothing_of_the_new_one(world: World) -> None:
+    got = world.grant()
+    world.run(got)
+    world.holds((got, "uid-old"))
+    entry = world.checkpoint(got, "uid-old")
+    world.write_checkpoint([entry | {"AllocResp": answer_with("d" * 20)}])
+    world.keeper.observe()
+    assert world.broker.pods() == {got.key: ()}
+
+
+def test_every_pod_that_held_it_is_remembered_until_it_is_released(world: World) -> None:
+    got = world.grant()
+    world.run(got)
+    for uid in ("uid-1", "uid-2"):  # the second took it over, unobserved
+        world.holds((got, uid))
+        world.keeper.observe()
+    assert world.broker.pods() == {got.key: ("uid-1", "uid-2")}
+    world.kubelet.containers.clear()
+    world.write_checkpoint([])
+    world.keeper.observe()
+    (left,) = world.picture().allocations
+    assert (left.state, left.pod, left.pod_uids) == ("leaving", "pod", ("uid-1", "uid-2"))
+    world.pass_time(ABSENT_S + 10)
+    assert world.broker.pods() == {}
+
+
+def outside(world: World, *clients: GpuClient, **changes: object) -> dict[str, str]:
+    """The unenforced after one look at a GPU with these clients."""
+    world.mpsd.on_gpu[uuid(0)] = clients
+    first, second = reported(world.broker.config, world.infos, world.broker.desired())
+    assert first.daemon is not None
+    daemon = structs.replace(first.daemon, **changes)
+    world.broker.observe_snapshot(snapshot(structs.replace(first, clients=clients, daemon=daemon), second))
+    world.keeper.check_markers()
+    return dict(world.keeper.report.unenforced)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_process_past_mps_is_told_within_a_look(world: World, protocol: int) -> None:
+    got, other = world.grant(), world.grant("a", device_id(uuid(0), 1))
+    for n, allocation in enumerate((got, other)):
+        world.run(allocation, pod=f"p{n}")
+    world.holds((got, "uid-1"), (other, "uid-2"))
+    world.keeper.observe()
+    assert outside(world, client(7, got.key, "uid-1"), client(8, other.key, "uid-2"), protocol=protocol) == {}
+    for key, uid, blamed in (
+        (got.key, "uid-1", got),
+        (None, "uid-1", got),
+        (got.key, "uid-2", other),  # whatever it says of itself
+        (got.key, "", got),
+    ):
+        found = outside(world, client(9, key, uid, mps=False), protocol=protocol)
+        assert set(found) == {blamed.key}, (key, uid)
+        assert "pid 9 uses its GPU past MPS" in found[blamed.key]
+    shown = {a.key: a.enforcement for a in world.picture().allocations}
+    assert shown == {got.key: "none", other.key: "cooperative"}
+    assert "gpufrac_allocations_unenforced 1" in metrics.render(world.picture()).splitlines()
+    assert any("past MPS" in line for line in attention(None, world.picture()))
+    assert outside(world) == {}
+
+
+def test_nobody_is_called_past_mps_while_its_clients_cannot_be_told(world: World) -> None:
+    got = world.grant()
+    plain = client(9, got.key, mps=False)
+    for changes in ({"state": DaemonState.STARTING}, {"state": DaemonState.DRAINING}, {"wedged": True}):
+        assert outside(world, plain, **changes) == {}
+    world.mpsd.hung[uuid(0)] = "the query hangs"
+    assert outside(world, plain) == {}
+    del world.mpsd.hung[uuid(0)]
+    assert set(outside(world, plain)) == {got.key}
+    world.mpsd.hung[uuid(0)] = "the query hangs"
+    assert set(outside(world, plain)) == {got.key}, "what was told stays until it is known better"
+
+
+def test_what_mpsd_knew_before_its_daemon_answered_accuses_nobody(world: World) -> None:
+    got = world.grant()
+    first, second = reported(world.broker.config, world.infos, world.broker.desired())
+    stale = structs.replace(first, clients=(client(9, got.key, mps=False),))
+    world.broker.observe_snapshot(snapshot(stale, second))
+    world.mpsd.on_gpu[uuid(0)] = (client(9, got.key),)
+    world.keeper.check_markers()
+    assert world.keeper.report.unenforced == {}
+
+
+def test_time_slicing_and_unenforced_shares_need_no_mps(short_tmp: Path) -> None:
+    none = Enforcement.NONE
+    cfg = config(resource("t", fixed(8), Mode.TIME_SLICING), resource("a", fixed(8), enforcement=none))
+    cfg = structs.replace(cfg, enforcement_minimum=none, cdi=CdiConfig(delivery=Delivery.BOTH))
+    world = World(short_tmp, cfg)
+    for name, index in (("t", 0), ("a", 1)):
+        world.mpsd.on_gpu[uuid(index)] = (client(9, world.grant(name, device_id(uuid(index), 0)).key, mps=False),)
+    gpus = reported(cfg, world.infos, world.broker.desired())
+    clients = [structs.replace(gpu, clients=world.mpsd.on_gpu[gpu.info.uuid]) for gpu in gpus]
+    world.broker.observe_snapshot(snapshot(*clients))
+    world.keeper.check_markers()
+    assert world.keeper.report.unenforced == {}
+    world.ledger.close()
+
+
+def test_who_claims_the_allocation_of_another_pod_is_named(world: World) -> None:
+    got, other = world.grant(), world.grant("a", device_id(uuid(0), 1))
+    world.run(got, pod="victim")
+    world.run(other, pod="tenant")
+    world.holds((got, "uid-1"), (other, "uid-2"))
+    world.keeper.observe()
+    outside(world, client(7, got.key, "uid-2"), client(8, got.key, "uid-3"), client(9, got.key, "uid-1"))
+    by_key = {a.key: a.claimed_by for a in world.picture().allocations}
+    assert by_key == {got.key: "pid 7 of pod ns/tenant, pid 8 of pod uid-3", other.key: ""}
+    (line,) = [line for line in attention(None, world.picture()) if "claims" in line]
+    assert line == "pid 7 of pod ns/tenant, pid 8 of pod uid-3 claims the allocation of pod ns/victim/c"
+    assert "gpufrac_allocations_claimed 1" in metrics.render(world.picture()).splitlines()
 
 
 # --- groups, and namespaces of MPS protocol 3

@@ -53,9 +53,9 @@ def attached(**changes: object) -> Callable[[Allocation], tuple[Attached, ...]]:
 @pytest.mark.parametrize(
     ("protocol", "changes", "said"),
     [
-        (2, {"state": DaemonState.BACKOFF, "reason": "it died"}, "its MPS daemon is backoff: it died"),
-        (2, {"wedged": True, "reason": "queries hang"}, "its MPS daemon is wedged: queries hang"),
-        (3, {"state": DaemonState.DRAINING, "wedged": True}, "its MPS daemon is wedged"),
+        (2, {"state": DaemonState.BACKOFF, "reason": "it died"}, "waiting for the MPS daemon of "),
+        (2, {"wedged": True, "reason": "queries hang"}, "waiting for the MPS daemon of "),
+        (3, {"state": DaemonState.DRAINING, "wedged": True}, "waiting for the MPS daemon of "),
         (2, {"name": "other"}, "still that of group other"),
         (2, {"pipe_directory": ""}, "names no pipe directory"),
         (2, {"pinned_limit_bytes": None}, "is below"),
@@ -79,7 +79,7 @@ def test_it_may_not_start_on_one_that_does_not_hold_its_limit(
     [
         ({"mode": None, "reason": "foreign processes"}, "GPU 1: its GPU is not in sm-sharing yet: foreign processes"),
         ({"health": GpuHealth.LOST, "reason": "off the bus"}, "GPU 1: off the bus"),
-        ({"daemon": None}, "GPU 1: its MPS daemon has not been started"),
+        ({"daemon": None}, "waiting for the MPS daemon of group pair0"),
         ({"group": uuid(1)}, "serves other GPUs than the 2 of group pair0"),
     ],
 )
