@@ -256,8 +256,9 @@ class Keeper:
         return [str(error) for error in applied.errors.values()]
 
     def _spec(self, allocation: Allocation, pipe_directory: str) -> Spec:
-        shared_memory = render.shared_memory(allocation, self._broker.config.mps)
-        return render.spec(allocation, pipe_directory, shared_memory)
+        mps = self._broker.config.mps
+        shared_memory = render.shared_memory(allocation, mps)
+        return render.spec(allocation, pipe_directory, shared_memory, writable=mps.writable_mount)
 
     def _write(self, allocation: Allocation, pipe_directory: str) -> str:
         try:

@@ -38,12 +38,16 @@ def device_name(key: str) -> str:
     return f"s{key}"
 
 
-def spec(allocation: Allocation, pipe_directory: str, shared_memory: str = "") -> Spec:
-    """The CDI file of one allocation; directories on the host, see `mounts`."""
+def spec(allocation: Allocation, pipe_directory: str, shared_memory: str = "", *, writable: bool = False) -> Spec:
+    """The CDI file of one allocation; directories on the host, see `mounts` and `is_read_only`."""
     edits = ContainerEdits(
         env=tuple(f"{name}={value}" for name, value in environment(allocation)),
         mounts=tuple(
-            Mount(host_path=host, container_path=container, options=("rbind", "rw", "nosuid", "nodev"))
+            Mount(
+                host_path=host,
+                container_path=container,
+                options=("rbind", "ro" if is_read_only(container, writable=writable) else "rw", "nosuid", "nodev"),
+            )
             for container, host in mounts(allocation, pipe_directory, shared_memory)
         ),
     )
@@ -87,6 +91,16 @@ def mounts(allocation: Allocation, pipe_directory: str, shared_memory: str = "")
         return ()
     pairs = ((CONTAINER_PIPE_DIRECTORY, pipe_directory),)
     return (*pairs, (SHARED_MEMORY, shared_memory)) if shared_memory else pairs
+
+
+def is_read_only(container: str, *, writable: bool) -> bool:
+    """Whether a mount is read-only. Sockets work all the same (seen with containerd 2.1.9), and clients that are not
+    root could never write there.
+
+    Args:
+        writable: `mps.writableMount`.
+    """
+    return container != SHARED_MEMORY and not writable
 
 
 def shared_memory(allocation: Allocation, mps: MpsConfig) -> str:

@@ -246,7 +246,8 @@ def _params(params: Mapping[str, object], shape: type[T]) -> T:
 
 
 FIXED = ("kubelet_root", "state_root", "backend", "simulated", "metrics_address")
-FIXED_MPS = ("run_root", "log_root")
+FIXED_MPS = ("run_root", "log_root", "namespace_mount", "shared_memory", "writable_mount")
+"""What mpsd, too, takes at its start only."""
 
 
 def merge_reload(old: NodeConfig, new: NodeConfig) -> tuple[NodeConfig, list[str]]:

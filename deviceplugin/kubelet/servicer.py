@@ -111,11 +111,19 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
     def _answer(self, allocation: Allocation) -> pb.ContainerAllocateResponse:
-        shared_memory = render.shared_memory(allocation, self._broker.config.mps)
+        mps = self._broker.config.mps
+        shared_memory = render.shared_memory(allocation, mps)
         answer = render.answer(allocation, self._pipe_directory(allocation), shared_memory)
         return pb.ContainerAllocateResponse(
             envs=dict(answer.envs),
-            mounts=[pb.Mount(container_path=inside, host_path=host) for inside, host in answer.mounts],
+            mounts=[
+                pb.Mount(
+                    container_path=inside,
+                    host_path=host,
+                    read_only=render.is_read_only(inside, writable=mps.writable_mount),
+                )
+                for inside, host in answer.mounts
+            ],
             annotations=dict(answer.annotations),
             cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi_devices],
         )

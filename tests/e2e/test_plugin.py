@@ -362,7 +362,7 @@ def test_a_pod_gets_a_share_of_a_group_and_an_operator_drains_a_member(short_tmp
         assert edits is not None
         (mounted,) = (host for inside, host, _ in edits.mounts if inside == "/tmp/nvidia-mps")
         root = f"{node.root}/run/mps/pair0"
-        assert mounted == root if not driver else mounted.startswith(f"{root}/s/")
+        assert mounted == root if not driver else mounted.startswith(f"{root}.ns/")
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in edits.env
         daemons = {gpu.daemon.pid for gpu in node.mpsd.client.snapshot().gpus[2:] if gpu.daemon is not None}
         assert len(daemons) == 1, "one daemon for both"

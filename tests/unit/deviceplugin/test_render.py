@@ -76,4 +76,7 @@ def test_a_container_sees_the_daemons_shared_memory_only_where_the_config_says_s
     directory = render.shared_memory(A, MpsConfig(shared_memory=True))
     assert uuid(0) in directory
     assert render.mounts(A, PIPE, directory) == (("/tmp/nvidia-mps", PIPE), ("/dev/shm", directory))
+    for writable, option in ((False, "ro"), (True, "rw")):
+        (device,) = render.spec(A, PIPE, directory, writable=writable).devices
+        assert [mount.options[1] for mount in device.container_edits.mounts] == [option, "rw"]
     assert render.mounts(msgspec.structs.replace(A, mode=Mode.TIME_SLICING), PIPE, directory) == ()
