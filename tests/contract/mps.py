@@ -8,7 +8,6 @@ import contextlib
 import csv
 import os
 import re
-import select
 import shlex
 import signal
 import subprocess
@@ -22,6 +21,7 @@ import pytest
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.install import install_emulator
+from tests.lines import next_line
 
 DEADLINE_S = 15.0
 
@@ -55,9 +55,7 @@ class ClientProcess:
 
     def line(self) -> str:
         """Its next line of output."""
-        assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "the client said nothing"
-        return self.process.stdout.readline().strip()
+        return next_line(self.process.stdout, DEADLINE_S)
 
     def end(self) -> int:
         """Lets it end by itself; its exit status."""
