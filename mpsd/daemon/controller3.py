@@ -14,7 +14,7 @@ from mpsd.daemon.control import CommandFailedError, ControlClient
 from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients, check_client
 from mpsd.daemon.logs.parse import LogLine, Severity, interpret, parse_line, severity
 from mpsd.daemon.namespaces import SERVER, Namespace, is_ours
-from mpsd.daemon.paths import SOCKET_PATH_MAX, DaemonDirs, namespace_socket
+from mpsd.daemon.paths import SOCKET_PATH_MAX, DaemonDirs, link_directory, namespace_socket
 from mpsd.daemon.protocol3 import DEFAULT, NamespaceRow
 from mpsd.errors import GpufracError, TransientError
 from mpsd.plan import DaemonSpec
@@ -74,6 +74,8 @@ class Controller3:
         rows = self._list(spec)
         self._spoilt(spec, rows)
         objections = _objections(spec, rows, {})
+        if spec.dirs.linked:
+            objections = {**_unlinked(spec), **objections}
         default = rows.get(DEFAULT.name)
         if default is not None and (objection := _objection(DEFAULT, default, "")):
             objections[DEFAULT.name] = objection
@@ -213,6 +215,15 @@ def _default_note(rows: Mapping[str, NamespaceRow]) -> str:
     if row is None or protocol3.has_limits(row, DEFAULT):
         return ""
     return f"MPS namespace {DEFAULT.name} is not capped: memory {row.limit}, threads {row.percent} %"
+
+
+def _unlinked(spec: DaemonSpec) -> dict[str, str]:
+    """Namespaces whose sockets are not where containers mount them: who finds none runs without MPS and its limits."""
+    return {
+        namespace.name: f"its socket in {link_directory(spec.dirs, namespace.name)} is not there"
+        for namespace in spec.namespaces
+        if not directories.is_linked(spec.dirs, namespace.name)
+    }
 
 
 def _link(spec: DaemonSpec, refused: Collection[str], keep: Iterable[str]) -> dict[str, str]:

@@ -152,6 +152,15 @@ def link_socket(dirs: DaemonDirs, namespace: str) -> None:
         raise TransientError(f"cannot link {source} to {directory}/control: {error.strerror}") from error
 
 
+def is_linked(dirs: DaemonDirs, namespace: str) -> bool:
+    """Whether the socket of a namespace is in our stable directory."""
+    try:
+        ours = os.lstat(f"{link_directory(dirs, namespace)}/control")
+        return os.path.samestat(ours, os.lstat(namespace_socket(dirs, namespace)))
+    except OSError:
+        return False
+
+
 def _link_control(theirs: int, ours: int) -> None:
     found = os.stat("control", dir_fd=theirs, follow_symlinks=False)
     if not stat.S_ISSOCK(found.st_mode):

@@ -80,6 +80,7 @@ class Terminator:
 
     def _end(self, uuid: str, client: GpuClient, asked: _Asked, *, plain: bool) -> Termination:
         identity = process.identify(client.pid)
+        ours = asked.still_means(client.pid)  # of this identity: whoever is ending has no environment any more
         outcome, error = Outcome.LEFT, ""
         if not plain:
             try:
@@ -95,7 +96,7 @@ class Terminator:
             error += ": it was not killed, as that could take its neighbours down"
         elif identity is None or not process.is_alive(identity):
             outcome, error = Outcome.KILLED, ""  # gone by itself once its contexts were
-        elif not asked.still_means(client.pid):
+        elif not ours:
             error = error or "its process is not the allocation's any more"
         elif process.kill_and_wait(lambda: [identity], KILL_S):
             error = error or "its process can't be killed"

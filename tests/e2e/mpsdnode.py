@@ -21,25 +21,30 @@ from mpsd.snapshot import Desired, GpuStatus, Snapshot
 WAIT_S = 30.0
 """Longest wait for something that must happen; reached only by a failing test."""
 
+DRIVERS = {2: "580.95.05", 3: "615.71.09"}
+"""A driver for each MPS protocol."""
+
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class MpsdNode:
     """One node in `root`. Everything that runs on it is ended by `close`."""
 
-    def __init__(self, root: Path, gpus: int = 1, request: str = "8Gi") -> None:
+    def __init__(self, root: Path, gpus: int = 1, driver: str = DRIVERS[2]) -> None:
         self.root = root
         self.run_root = f"{root}/run"
         self.simulation = f"{self.run_root}/sim"
         self.config_path = root / "config.yaml"
         self.gpus = gpus
-        self.write_config(request)
+        self.version = driver
+        self.write_config()
         self.client = MpsdClient(f"{self.run_root}/mpsd.sock")
         self._stack = contextlib.ExitStack()
         self._count = 0
 
-    def write_config(self, request: str = "8Gi", more: str = "") -> None:
-        """Replaces the config file in one step."""
+    def write_config(self, request: str = "8Gi", more: str = "", pair: str = "") -> None:
+        """Replaces the config file in one step. `pair`: members of a group of that name, which the resource is on."""
+        resource, node = ("gpus: {groups: [pair]}", f"gpus: {{groups: {{pair: {pair}}}}}") if pair else ("", "")
         gpus = ", ".join(["{memory: 80Gi}"] * self.gpus)
         text = f"""
 apiVersion: gpufrac.dev/v1
@@ -48,10 +53,12 @@ resources:
   - name: gpufrac.dev/gpu
     memory: {{request: {request}}}
     compute: {{mode: sm-sharing}}
+    {resource}
+{node}
 mps: {{runRoot: {self.run_root}, logRoot: {self.root}/log}}
 stateRoot: {self.root}/state
 backend: simulated
-simulated: {{gpus: [{gpus}]}}
+simulated: {{gpus: [{gpus}], driver: {self.version}}}
 metrics: {{address: ""}}
 {more}
 """
@@ -112,11 +119,14 @@ metrics: {{address: ""}}
         return call(f"{self.run_root}/mpsd.sock", method, params, object, WAIT_S)
 
     def cuda(self, gpu: GpuStatus, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        """A CUDA program with this GPU's daemon in its environment."""
+        """A CUDA program with what its container would have of this GPU's daemon: under protocol 3 the namespace of the
+        allocation that it names."""
         assert gpu.daemon is not None
+        mounts = {attached.key: attached.pipe_directory for attached in gpu.daemon.attached}
+        key = environment.get("GPUFRAC_ALLOCATION", "")
         variables = {
             "GPUFRAC_SIM_DIRECTORY": self.simulation,
-            "CUDA_MPS_PIPE_DIRECTORY": gpu.daemon.pipe_directory,
+            "CUDA_MPS_PIPE_DIRECTORY": mounts[key] if gpu.daemon.protocol == 3 else gpu.daemon.pipe_directory,
             "CUDA_VISIBLE_DEVICES": gpu.info.uuid,
             **environment,
         }
@@ -184,8 +194,8 @@ def saved_state(node: MpsdNode) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def mpsd_node(root: Path, gpus: int = 1) -> Iterator[MpsdNode]:
-    node = MpsdNode(root, gpus)
+def mpsd_node(root: Path, gpus: int = 1, driver: str = DRIVERS[2]) -> Iterator[MpsdNode]:
+    node = MpsdNode(root, gpus, driver)
     try:
         yield node
     finally:

@@ -1,6 +1,8 @@
 """mpsd as real processes on a simulated node."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from mpsd import processes
 from mpsd.config.model import GIB
+from mpsd.daemon.namespaces import share_name
+from mpsd.errors import ConfigError, ProtocolError
 from mpsd.gpu.model import ComputeMode, Mode
-from mpsd.snapshot import Desired, DesiredGpu, GpuStatus
-from tests.e2e.mpsdnode import ROOT, WAIT_S, MpsdNode, end, first_line, is_ready, mpsd_node, saved_state
+from mpsd.snapshot import Desired, DesiredAllocation, GpuStatus
+from tests.contract.mps import until
+from tests.desired import allocation
+from tests.desired import bind as binding
+from tests.e2e.mpsdnode import DRIVERS, ROOT, WAIT_S, MpsdNode, end, first_line, is_ready, mpsd_node, saved_state
 
 
 @pytest.fixture
@@ -27,11 +35,42 @@ def pair(short_tmp: Path) -> Iterator[MpsdNode]:
         yield node
 
 
+@pytest.fixture
+def pair3(short_tmp: Path) -> Iterator[MpsdNode]:
+    """With a driver that speaks MPS protocol 3."""
+    with mpsd_node(short_tmp, gpus=2, driver=DRIVERS[3]) as node:
+        yield node
+
+
+@pytest.fixture(params=[2, 3])
+def any_pair(short_tmp: Path, request: pytest.FixtureRequest) -> Iterator[MpsdNode]:
+    with mpsd_node(short_tmp, gpus=2, driver=DRIVERS[request.param]) as node:
+        yield node
+
+
 def bind(node: MpsdNode, mode: Mode = Mode.SM_SHARING) -> GpuStatus:
     """Binds the first GPU and waits until that is in force."""
     uuid = node.client.snapshot().gpus[0].info.uuid
-    node.apply(Desired(gpus=(DesiredGpu(uuid=uuid, mode=mode),)))
+    node.apply(binding(uuid, mode))
     return node.until_gpu(lambda gpu: gpu.mode is mode)
+
+
+def share(uuid: str, slot: int | None = 0, gib: int = 8, **more: object) -> DesiredAllocation:
+    """A share of the node's resource."""
+    values = {"resource": "gpufrac.dev/gpu", "key": f"k{slot}", "slot": slot, "limit_bytes": gib * GIB, **more}
+    return allocation(uuid, **values)  # type: ignore[arg-type]
+
+
+def attached(gpu: GpuStatus) -> dict[str, tuple[int, str]]:
+    """Allocations that may start: limit in GiB and namespace."""
+    found = gpu.daemon.attached if is_ready(gpu) and gpu.daemon is not None else ()
+    return {a.key: (a.limit_bytes // GIB, os.path.basename(a.pipe_directory)) for a in found if not a.objection}
+
+
+def grants(node: MpsdNode, gpu: GpuStatus, size: str, key: str = "k0") -> str:
+    """What a CUDA program of an allocation gets."""
+    program = node.cuda(gpu, "--allocate", size, GPUFRAC_ALLOCATION=key)
+    return program.communicate(timeout=WAIT_S)[0].strip()
 
 
 def pid_of(gpu: GpuStatus) -> int:
@@ -77,13 +116,11 @@ def test_a_killed_mpsd_is_followed_by_one_that_adopts_without_a_client_noticing(
     assert (after.daemon.pinned_limit_bytes, after.daemon.restarts) == (8 * GIB, 0)
     node.until_gpu(lambda g: g.mode is Mode.SM_SHARING and [c.allocation_key for c in g.clients] == ["k1"])
     assert program.poll() is None
-    clients = node.call("clients", {"uuids": [gpu.info.uuid]})
-    assert clients == {
-        gpu.info.uuid: {
-            "clients": [{"pid": program.pid, "allocation_key": "k1", "mps": True, "used_bytes": 4 * GIB}],
-            "error": "",
-        }
-    }
+    found = node.call("clients", {"uuids": [gpu.info.uuid]})[gpu.info.uuid]
+    (client,) = found["clients"]
+    wanted = {"pid": program.pid, "allocation_key": "k1", "mps": True, "used_bytes": 4 * GIB}
+    assert {key: client[key] for key in wanted} == wanted
+    assert (client["command"], found["error"]) == (processes.name(program.pid), "")
     end(program)
     assert node.call("clients", {"uuids": [gpu.info.uuid]}) == {gpu.info.uuid: {"clients": [], "error": ""}}
 
@@ -145,7 +182,7 @@ def test_a_second_instance_names_the_first(node: MpsdNode) -> None:
         said = second.communicate(timeout=WAIT_S)[1]
         assert second.returncode == 1
         assert f"(pid {first.pid})" in said
-        assert said.startswith("cannot start")
+        assert "cannot start" in said
     finally:
         end(second)
     node.until_ready()
@@ -201,7 +238,7 @@ def test_cleanup_leaves_the_node_as_found(node: MpsdNode) -> None:
     bind(node)
     program = node.cuda(gpu, "--allocate", "1Gi", "--hold", "--stay", GPUFRAC_ALLOCATION="k1")
     first_line(program)
-    command = [sys.executable, "-m", "deviceplugin.cli.main", "mpsd", "cleanup", "--run-root", node.run_root]
+    command = [sys.executable, "-m", "deviceplugin.cli.main", "mpsd", "cleanup", "--yes", "--run-root", node.run_root]
     got = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert (got.returncode, got.stderr) == (0, "")
     assert node.mps_processes() == []
@@ -212,9 +249,138 @@ def test_cleanup_leaves_the_node_as_found(node: MpsdNode) -> None:
     assert "restart mpsd" in held.not_shared
 
 
-def test_calls_with_nonsense_are_refused(node: MpsdNode) -> None:
-    from mpsd.errors import ProtocolError
+def test_namespaces_come_back_under_their_names_with_their_limits_before_the_daemon_is_ready(pair3: MpsdNode) -> None:
+    pair3.start()
+    uuid = pair3.until_ready().gpus[0].info.uuid
+    pair3.apply(Desired(allocations=(share(uuid), share(uuid, 1, gib=3), share(uuid, None, gib=5, key="unit"))))
+    before = pair3.until_gpu(lambda gpu: len(attached(gpu)) == 3 and gpu.mode is Mode.SM_SHARING)
+    name = share_name("gpufrac.dev/gpu", 0)[:-1]
+    assert attached(before) == {"k0": (8, f"{name}0"), "k1": (3, f"{name}1"), "unit": (5, "u_unit")}
+    assert [grants(pair3, before, "3Gi", key) for key in ("k0", "k1", "unit")] == [str(3 * GIB)] * 3
+    assert [grants(pair3, before, "4Gi", key) for key in ("k1", "unit")] == ["CUDA_ERROR_OUT_OF_MEMORY", str(4 * GIB)]
+    other = pid_of(pair3.client.snapshot().gpus[1])
+    os.kill(pid_of(before), signal.SIGKILL)
+    pair3.until_gpu(lambda gpu: not is_ready(gpu))
+    after = pair3.until_gpu(is_ready)
+    assert attached(after) == attached(before)
+    assert [grants(pair3, after, "9Gi"), grants(pair3, after, "4Gi", "k1")] == ["CUDA_ERROR_OUT_OF_MEMORY"] * 2
+    assert pid_of(pair3.client.snapshot().gpus[1]) == other
 
+
+def test_units_come_and_go_without_the_daemon_leaving_ready(pair3: MpsdNode) -> None:
+    pair3.start()
+    gpu = pair3.until_ready().gpus[0]
+    fixed = share(gpu.info.uuid)
+    pair3.apply(Desired(allocations=(fixed,)))
+    gpu = pair3.until_gpu(lambda gpu: "k0" in attached(gpu) and gpu.mode is Mode.SM_SHARING)
+    holder = pair3.cuda(gpu, "--allocate", "1Gi", "--hold", GPUFRAC_ALLOCATION="k0")
+    first_line(holder)
+    for count in (1, 2, 0):
+        units = [share(gpu.info.uuid, None, gib=1 + n, key=f"unit{n}") for n in range(count)]
+        pair3.apply(Desired(allocations=(fixed, *units)))
+        # A daemon that was not ready in between would have published that, with another time.
+        now = pair3.until_gpu(lambda gpu, count=count: len(attached(gpu)) == 1 + count)  # type: ignore[misc]
+        assert now.daemon is not None
+        assert gpu.daemon is not None
+        assert (now.daemon.since_unix_s, now.daemon.pid) == (gpu.daemon.since_unix_s, gpu.daemon.pid)
+        for n in range(count):
+            assert grants(pair3, now, f"{1 + n}Gi", f"unit{n}") == str((1 + n) * GIB)
+            assert grants(pair3, now, f"{2 + n}Gi", f"unit{n}") == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert holder.poll() is None
+    assert now.daemon is not None
+    directory = f"{now.daemon.pipe_directory}/s/u_unit0"
+    until(lambda: not os.path.exists(directory), "the namespace of an allocation that is gone is deleted")
+
+
+def test_a_reload_changes_the_limits_of_free_namespaces_only(pair3: MpsdNode) -> None:
+    pair3.start()
+    gpu = pair3.until_ready().gpus[0]
+    pair3.apply(Desired(allocations=(share(gpu.info.uuid),)))
+    gpu = pair3.until_gpu(lambda gpu: "k0" in attached(gpu))
+    pair3.write_config(request="16Gi")
+    pair3.until(lambda s: all(g.daemon is not None and g.daemon.pinned_limit_bytes == 16 * GIB for g in s.gpus))
+    pair3.apply(Desired(allocations=(share(gpu.info.uuid), share(gpu.info.uuid, 1, gib=16))))
+    after = pair3.until_gpu(lambda gpu: len(attached(gpu)) == 2)
+    assert pid_of(after) == pid_of(gpu)
+    assert [grants(pair3, after, "9Gi"), grants(pair3, after, "9Gi", "k1")] == [
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        str(9 * GIB),
+    ]
+    assert grants(pair3, after, "17Gi", "k1") == "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+def test_a_group_has_one_daemon_and_its_limit_on_each_gpu(any_pair: MpsdNode) -> None:
+    any_pair.write_config(pair="[1, 0]")
+    any_pair.start()
+    gpus = any_pair.until_ready().gpus
+    assert [(gpu.group, pid_of(gpu)) for gpu in gpus] == [("pair", pid_of(gpus[0]))] * 2
+    uuids = [gpu.info.uuid for gpu in reversed(gpus)]
+    both = allocation(*uuids, group="pair", resource="gpufrac.dev/gpu", key="k0", slot=0, limit_bytes=8 * GIB)
+    any_pair.apply(Desired(allocations=(both,)))
+    any_pair.until(lambda s: all(gpu.mode is Mode.SM_SHARING for gpu in s.gpus))
+    gpu = any_pair.until_gpu(lambda gpu: gpu.daemon is not None and (gpu.daemon.protocol == 2 or bool(attached(gpu))))
+    for device in ("0", "1"):
+        for size, answer in (("8Gi", str(8 * GIB)), ("9Gi", "CUDA_ERROR_OUT_OF_MEMORY")):
+            more = {"GPUFRAC_ALLOCATION": "k0", "CUDA_VISIBLE_DEVICES": ",".join(uuids)}
+            program = any_pair.cuda(gpu, "--allocate", size, "--device", device, "--info", **more)
+            facts, granted = program.communicate(timeout=WAIT_S)[0].splitlines()
+            assert (json.loads(facts)["devices"], granted) == (uuids, answer)
+
+
+def test_clients_are_terminated_and_daemons_replaced_on_demand(any_pair: MpsdNode) -> None:
+    any_pair.start()
+    first, other = any_pair.until_ready().gpus
+    uuid = first.info.uuid
+    any_pair.apply(Desired(allocations=(share(uuid), share(uuid, 1))))
+    bound = any_pair.until_gpu(lambda gpu: gpu.mode is Mode.SM_SHARING and (is_v2(gpu) or len(attached(gpu)) == 2))
+    gone, stays = (any_pair.cuda(bound, "--allocate", "1Gi", "--hold", GPUFRAC_ALLOCATION=key) for key in ("k0", "k1"))
+    assert [first_line(program) for program in (gone, stays)] == [str(GIB)] * 2
+    done = any_pair.call("terminate", {"keys": ["k0"], "kill": True})
+    assert [(one["pid"], one["outcome"], one["error"]) for one in done["clients"]] == [(gone.pid, "killed", "")]
+    assert done["errors"] == []
+    gone.wait(WAIT_S)
+    assert stays.poll() is None
+    any_pair.call("replace", {"daemon": uuid, "reason": "for the test"})
+    waits = any_pair.until_gpu(lambda gpu: gpu.daemon is not None and gpu.daemon.state == "draining")
+    assert waits.daemon is not None
+    assert waits.daemon.reason == "it is replaced when its clients have ended: for the test"
+    end(stays)
+    any_pair.call("clients", {"uuids": [uuid]})  # who is left is looked up now
+    second = any_pair.until_gpu(lambda gpu: is_ready(gpu) and pid_of(gpu) != pid_of(first))
+    any_pair.call("replace", {"daemon": uuid, "now": True})
+    third = any_pair.until_gpu(lambda gpu: is_ready(gpu) and pid_of(gpu) not in (pid_of(first), pid_of(second)))
+    assert is_v2(third) or len(attached(third)) == 2
+    assert pid_of(any_pair.client.snapshot().gpus[1]) == pid_of(other)
+    with pytest.raises(ConfigError, match="there is none; known: "):
+        any_pair.call("replace", {"daemon": "GPU-unknown"})
+
+
+def is_v2(gpu: GpuStatus) -> bool:
+    return gpu.daemon is not None and gpu.daemon.protocol == 2
+
+
+def test_a_fault_is_in_the_log_once_with_the_daemon_s_name(pair: MpsdNode) -> None:
+    pair.start()
+    uuid = pair.until_ready().gpus[0].info.uuid
+    pair.apply(Desired(allocations=(share(uuid),)))
+    gpu = pair.until_gpu(lambda gpu: gpu.mode is Mode.SM_SHARING)
+    program = pair.cuda(gpu, "--fault", "--hold", "--stay", GPUFRAC_ALLOCATION="k0")
+    assert first_line(program) == "0"
+    pair.call("clients", {"uuids": [uuid]})
+    text = rf"MPS server \d+ is in FAULT until the clients it served have left: client pid {program.pid} \(\S+, "
+    pair.until_gpu(lambda gpu: gpu.daemon is not None and re.search(text, gpu.daemon.reason) is not None)
+    end(program)
+    pair.until_ready()
+    said = [line for line in pair.log().splitlines() if f"daemon={uuid}" in line]
+    for text in (
+        "Server is handling a fatal GPU error",
+        "clients with a sticky error",
+        "daemon configuring .*was=ready .*FAULT",
+    ):
+        assert len([line for line in said if re.search(text, line)]) == 1, said
+
+
+def test_calls_with_nonsense_are_refused(node: MpsdNode) -> None:
     node.start()
     node.until_ready()
     for method, params in (("watch", {"generation": "x"}), ("apply", {}), ("clients", {"uuids": "all"})):
