@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pytest
 from mpsd import processes
 from mpsd.config.model import GIB
 from mpsd.daemon import process
+from mpsd.daemon.paths import DaemonDirs
 from mpsd.gpu.model import Mode
 from mpsd.host import survival
 from mpsd.host.place import HostPlace
@@ -97,16 +98,29 @@ def left(node: Node) -> dict[str, object]:
     }
 
 
+class Apart(HostPlace):
+    """With cgroups that no other test has, though its GPUs have the same names."""
+
+    def launch(
+        self, name: str, dirs: DaemonDirs, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[Sequence[str], Mapping[str, str]]:
+        return super().launch(f"{os.getpid()}-{name}", dirs, arguments, environment)
+
+    def leave(self, name: str) -> None:
+        super().leave(f"{os.getpid()}-{name}")
+
+
 def place() -> tuple[HostPlace | None, Sequence[str]]:
     """Cgroups of their own for the daemons, where this machine allows it."""
     found = survival.probe(lambda arguments: process.run(arguments, {}, b"", WAIT_S, 4096), init=os.getpid())
-    return (HostPlace(found), found.places) if found.ok else (None, ())
+    return (Apart(found), found.places) if found.ok else (None, ())
 
 
 def cgroups_of(places: Sequence[str], node: Node) -> list[bool]:
-    return [os.path.exists(f"{place}/{uuid}") for place in places for uuid in node.uuids]
+    return [os.path.exists(f"{place}/{os.getpid()}-{uuid}") for place in places for uuid in node.uuids]
 
 
+@pytest.mark.timeout(240)  # hundreds of real processes, on whatever machine
 def test_a_hundred_starts_and_stops_leave_nothing(short_tmp: Path, protocol: int) -> None:
     """Half of them in order, half by SIGKILL; under both protocols 200."""
     where, places = place()
@@ -140,6 +154,7 @@ def another(gpu: GpuStatus, pids: dict[str, int]) -> bool:
     return is_ready(gpu) and pid_of(gpu) != pids[gpu.info.uuid]
 
 
+@pytest.mark.timeout(240)  # hundreds of real processes, on whatever machine
 def test_fifty_kills_of_a_daemon_leave_the_clients_of_other_gpus_alone(short_tmp: Path, protocol: int) -> None:
     """Each snapshot must show their daemons ready and the same: see `Node`. Under both protocols together 50."""
     with opened(Node(short_tmp, protocol, gpus=3, policy=replace(CALM, probe_interval_s=0.3))) as node:
@@ -164,6 +179,7 @@ def test_fifty_kills_of_a_daemon_leave_the_clients_of_other_gpus_alone(short_tmp
         assert set(node.others) == set(node.uuids[1:])
 
 
+@pytest.mark.timeout(240)  # hundreds of real processes, on whatever machine
 def test_ten_kills_of_mpsd_itself_go_unnoticed_and_cleanup_leaves_the_node_as_found(
     short_tmp: Path, protocol: int
 ) -> None:

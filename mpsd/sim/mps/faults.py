@@ -91,6 +91,7 @@ class Faults:
     def take(self, name: str) -> str | None:
         """Value of a fault, None where it is off; switches it off: for what happens once."""
         text = self.get(name)
-        for directory in (self._pipe_directory, None):
-            remove(_path(self._simulation, name, directory))
+        if text is not None:  # else it may come just now, and is for the next look
+            for directory in (self._pipe_directory, None):
+                remove(_path(self._simulation, name, directory))
         return text
