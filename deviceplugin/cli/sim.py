@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from deviceplugin.cli.output import Failure, failures, output_option, print_json
+from deviceplugin.cli.signals import ignore_signals, interrupt, on_signals
 from mpsd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,6 +59,12 @@ class DriverVersion(click.ParamType[str]):
 def node_options(command: F) -> F:
     """What kind of node to simulate."""
     for option in (
+        click.option(
+            "--no-dmem", is_flag=True, help="A kernel without the dmem controller (before 6.14); for --driver 615."
+        ),
+        click.option(
+            "--no-memory-hook", is_flag=True, help="A container toolkit that sets no memory limits; for --driver 615."
+        ),
         click.option("--driver", type=DriverVersion(), metavar="VERSION", help="Driver version. Default: 580.95.05."),
         click.option("--gpu-memory", type=Size("1Mi"), metavar="SIZE", help="Memory of each GPU. Default: 80Gi."),
         click.option(
@@ -101,6 +107,7 @@ def run(
     driver: str | None,
     output: str,
     manifests: tuple[str, ...],
+    **node_faults: bool,
 ) -> None:
     """Bring up a simulated node, admit the pods of the manifests in order as the kubelet would, and take it down.
 
@@ -112,7 +119,7 @@ def run(
 
     found = load_all(manifests)
     _need_pods(found)
-    with _simulated_node(None, config_path, gpus, gpu_memory, driver) as node:
+    with _simulated_node(None, config_path, gpus, gpu_memory, driver, **node_faults) as node:
         result = node.admit([item for item in found if isinstance(item, LoadedPod)])
         notes = [str(item) for item in found if isinstance(item, Note)]
     _print(result, notes, output)
@@ -123,7 +130,14 @@ def run(
 @directory_option
 @node_options
 @failures
-def up(directory: str, config_path: str | None, gpus: int | None, gpu_memory: int | None, driver: str | None) -> None:
+def up(
+    directory: str,
+    config_path: str | None,
+    gpus: int | None,
+    gpu_memory: int | None,
+    driver: str | None,
+    **node_faults: bool,
+) -> None:
     """Keep a simulated node running in the foreground, until Ctrl-C or SIGTERM.
 
     `gpufrac sim admit|delete|restart-kubelet|client -d DIR` act on it; `gpufrac status --run-root DIR/run` and
@@ -133,11 +147,11 @@ def up(directory: str, config_path: str | None, gpus: int | None, gpu_memory: in
 
     directory = os.path.abspath(directory)
     stop = threading.Event()
-    with _simulated_node(directory, config_path, gpus, gpu_memory, driver) as node:
+    with _simulated_node(directory, config_path, gpus, gpu_memory, driver, **node_faults) as node:
         server = control.server(node)
         server.start()
         try:
-            with _on_signals(stop.set):
+            with on_signals(stop.set):
                 click.echo(f"The simulated node is up in {directory}. Stop it with Ctrl-C.")
                 click.echo(f"Next: gpufrac sim admit -d {directory} pod.yaml")
                 while not stop.wait(0.5):
@@ -212,10 +226,22 @@ def restart_kubelet(directory: str) -> None:
 @click.option("--device", type=int, default=0, show_default=True, help="Ordinal of the GPU as the container sees it.")
 @click.option("--hold", is_flag=True, help="Keep the memory until standard input ends, SIGTERM, or trouble.")
 @click.option("--info", is_flag=True, help="First print what CUDA found, as one line of JSON.")
+@click.option("-i", "--empty-env", is_flag=True, help="As `env -i` in the container: with an empty environment.")
+@click.option("--env", "changes", metavar="NAME=VALUE", multiple=True, help="As `env NAME=VALUE` in the container.")
 @click.argument("target", metavar="[NAMESPACE/]POD/CONTAINER")
 @failures
-def client(directory: str, size_bytes: int | None, device: int, target: str, *, hold: bool, info: bool) -> None:
-    """Run a simulated CUDA process with a container's environment.
+def client(
+    directory: str,
+    size_bytes: int | None,
+    device: int,
+    changes: tuple[str, ...],
+    target: str,
+    *,
+    hold: bool,
+    info: bool,
+    empty_env: bool,
+) -> None:
+    """Run a simulated CUDA process in a container.
 
     Prints the bytes granted, or the CUDA error such as CUDA_ERROR_OUT_OF_MEMORY with exit code 1.
     """
@@ -224,22 +250,39 @@ def client(directory: str, size_bytes: int | None, device: int, target: str, *, 
     parts = target.split("/")
     if not 2 <= len(parts) <= 3 or not all(parts):
         raise click.BadParameter(f"cannot use {target!r}: write POD/CONTAINER or NAMESPACE/POD/CONTAINER")
+    if wrong := [change for change in changes if change.find("=") < 1]:
+        raise click.BadParameter(f"cannot use --env {wrong[0]!r}: write NAME=VALUE")
     namespace, pod, container = parts if len(parts) == 3 else ("default", *parts)
-    environment = ControlClient(os.path.abspath(directory)).client_environment(namespace, pod, container)
-    import mpsd
+    environment = ControlClient(os.path.abspath(directory)).enter(namespace, pod, container)
+    from mpsd.sim.cuda import program
 
-    # The pod's environment must not reach our interpreter (-E), and our package need not be installed in it.
-    root = os.path.dirname(os.path.dirname(os.path.abspath(mpsd.__file__)))
-    code = f"import sys; sys.path.append({root!r}); from mpsd.sim.cuda import main; sys.exit(main())"
-    arguments = [sys.executable, "-E", "-c", code, "--device", str(device)]
+    arguments = [*program(), "--device", str(device)]
+    arguments += ["--simulation", environment["GPUFRAC_SIM_DIRECTORY"]]
     arguments += ["--allocate", str(size_bytes)] if size_bytes is not None else []
     arguments += ["--hold"] if hold else []
     arguments += ["--info"] if info else []
+    if empty_env:
+        # A shell of the container above it, as on a real node: what is known of a process by its ancestors stays known.
+        arguments = ["/bin/sh", "-c", _RUN_AND_WAIT, "sh", "/usr/bin/env", "-i", *changes, *arguments]
+    else:
+        environment |= dict(change.split("=", 1) for change in changes)
     sys.stdout.flush()
     try:
-        os.execve(sys.executable, arguments, environment)  # noqa: S606 - our interpreter, a list of arguments
+        os.execve(arguments[0], arguments, environment)  # noqa: S606 - our interpreter, a list of arguments
     except (OSError, ValueError) as error:
         raise Failure(f"cannot run the simulated client: {error}") from error
+
+
+_RUN_AND_WAIT = """
+exec 3<&0
+"$@" <&3 3<&- & pid=$!
+exec 3<&- </dev/null
+trap 'kill -TERM $pid 2>/dev/null' TERM INT HUP
+wait $pid; status=$?
+while kill -0 $pid 2>/dev/null; do wait $pid; status=$?; done
+exit $status
+"""
+"""Runs its arguments as a child with our stdin, and passes on how to end and how it ended."""
 
 
 def _need_pods(found: "Sequence[LoadedPod | Note]") -> None:
@@ -262,7 +305,13 @@ def _print(result: dict[str, Any], notes: list[str], output: str) -> None:
 
 @contextmanager
 def _simulated_node(
-    directory: str | None, config_path: str | None, gpus: int | None, gpu_memory_bytes: int | None, driver: str | None
+    directory: str | None,
+    config_path: str | None,
+    gpus: int | None,
+    gpu_memory_bytes: int | None,
+    driver: str | None,
+    no_dmem: bool,
+    no_memory_hook: bool,
 ) -> "Iterator[SimulatedNode]":
     """A node that is up, and goes down whatever happens. Without a directory it gets a temporary one."""
     from deviceplugin.sim.node import SimulatedNode
@@ -272,38 +321,22 @@ def _simulated_node(
     # Short: the path of a socket below it holds 107 bytes.
     place = directory or tempfile.mkdtemp(prefix="gf-", dir="/tmp")
     try:
-        node = SimulatedNode(place, config, gpus=gpus, gpu_memory_bytes=gpu_memory_bytes, driver=driver)
-        with _on_signals(_interrupt):
+        node = SimulatedNode(
+            place,
+            config,
+            gpus=gpus,
+            gpu_memory_bytes=gpu_memory_bytes,
+            driver=driver,
+            memory_hook=not no_memory_hook,
+            dmem=not no_dmem,
+        )
+        with on_signals(interrupt):
             try:
                 node.start()
                 yield node
             finally:
-                _ignore_signals()
+                ignore_signals()
                 node.close()
     finally:
         if directory is None:
             shutil.rmtree(place, ignore_errors=True)
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def _on_signals(action: Callable[[], None]) -> Iterator[None]:
-    """Calls `action` for Ctrl-C, SIGTERM and SIGHUP meanwhile."""
-    before = {number: signal.signal(number, lambda *_: action()) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def _ignore_signals() -> None:
-    """The way down is not interrupted: it would leave processes behind."""
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)

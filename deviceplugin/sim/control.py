@@ -55,9 +55,12 @@ class Restarted(msgspec.Struct, frozen=True):
 
 
 class Client(msgspec.Struct, frozen=True):
+    """`pid`: the process that is to be in the container."""
+
     namespace: str
     pod: str
     container: str = ""
+    pid: int | None = None
 
 
 def server(node: SimulatedNode) -> LocalServer:
@@ -85,7 +88,7 @@ def server(node: SimulatedNode) -> LocalServer:
 
     def client(params: dict[str, Any]) -> dict[str, str]:
         asked = _convert(params, Client)
-        return node.client_environment(asked.namespace, asked.pod, asked.container)
+        return node.client_environment(asked.namespace, asked.pod, asked.container, asked.pid)
 
     methods = {"admit": admit, "delete": delete, "restart_kubelet": restart_kubelet, "client": client}
     return LocalServer(os.path.join(node.directory, SOCKET), methods)
@@ -109,8 +112,9 @@ class ControlClient:
     def restart_kubelet(self) -> Restarted:
         return self._call("restart_kubelet", None, Restarted)
 
-    def client_environment(self, namespace: str, pod: str, container: str) -> dict[str, str]:
-        return self._call("client", Client(namespace, pod, container), dict[str, str])
+    def enter(self, namespace: str, pod: str, container: str) -> dict[str, str]:
+        """Puts this process into a container; the environment of one that is started there."""
+        return self._call("client", Client(namespace, pod, container, os.getpid()), dict[str, str])
 
     def _call(self, method: str, params: msgspec.Struct | None, result: type[T]) -> T:
         values = {} if params is None else msgspec.to_builtins(params)

@@ -29,7 +29,7 @@ from deviceplugin.sim import checkpoint
 from deviceplugin.sim.devicemanager import AllocationError, DeviceManager, Held, NodeResource, PluginError, Slot
 from deviceplugin.sim.plugins import PodResources, Registry
 from deviceplugin.sim.pods import PodSpec, Role, environment
-from deviceplugin.sim.runtime import Container, CreateContainerError, Runtime, State, terminate
+from deviceplugin.sim.runtime import Container, CreateContainerError, Runtime, State
 from mpsd.errors import GpufracError
 
 ADMISSION_ERROR = "UnexpectedAdmissionError"
@@ -222,11 +222,28 @@ class StubKubelet:
         container = pod.container(name)
         with pod.lock:
             if container.process is not None:
-                terminate([container.process], pod.uid, container.spec.name)
+                self._runtime.end([container.process], pod.uid, container.spec.name)
             container.state, container.reason, container.message = State.WAITING, "ContainerCreating", ""
             container.restarts += 1
             container.retry_at_s = container.backoff_s = 0.0
         self._running.enqueue(pod)
+
+    def exec_environment(self, pod: AdmittedPod, container: Container, pid: int | None = None) -> dict[str, str]:
+        """The environment of a process started in a container that runs; `pid` becomes one of the container's.
+
+        Raises PodError where it does not run.
+        """
+        reason = f"{container.reason}: {container.message}" if container.message else container.reason
+        with pod.lock:
+            try:
+                if container.state is not State.RUNNING:
+                    raise FileNotFoundError(f"it is {container.state} ({reason})")
+                if pid is not None:
+                    self._runtime.enter(pod.uid, container.spec.name, pid)
+            except FileNotFoundError as error:
+                name = f"{pod.spec.name}/{container.spec.name}"
+                raise PodError(f"cannot start a client in {name}: {error}") from error
+            return dict(container.process_env)
 
     def pods(self) -> list[AdmittedPod]:
         """All pods, refused ones included, in the order they came."""
@@ -311,7 +328,7 @@ class StubKubelet:
 
     def _end_processes(self, pod: AdmittedPod) -> None:
         with pod.lock:
-            terminate([c.process for c in pod.containers if c.process is not None], pod.uid)
+            self._runtime.end([c.process for c in pod.containers if c.process is not None], pod.uid)
             for container in pod.containers:
                 container.state = State.TERMINATED
         shutil.rmtree(os.path.join(self._pods_directory, pod.uid), ignore_errors=True)
@@ -372,6 +389,7 @@ class StubKubelet:
         container.state = State.RUNNING
         if to_completion:
             process.wait()
+            self._runtime.end((), pod.uid, container.spec.name)
             container.state, container.reason = State.TERMINATED, "Completed"
         return None
 

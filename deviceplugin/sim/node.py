@@ -26,7 +26,7 @@ from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
 from deviceplugin.sim.pods import NODE_NAME
 from deviceplugin.sim.processes import processes_where
-from deviceplugin.sim.runtime import State, write_nvidia_spec
+from deviceplugin.sim.runtime import write_nvidia_spec
 from mpsd.config.load import ConfigErrors, parse_config
 from mpsd.config.model import (
     GIB,
@@ -45,7 +45,9 @@ from mpsd.config.show import effective
 from mpsd.errors import ConfigError, GpufracError
 from mpsd.gpu.model import MIB, Mode
 from mpsd.localapi.client import MpsdClient, call
-from mpsd.sim.driver import SimulatedDriver
+from mpsd.sim.driver import KUBEPODS, SimulatedDriver
+from mpsd.sim.memorylimits import FIRST_DRIVER
+from mpsd.sim.mps.switches import major
 from mpsd.snapshot import DaemonState, Snapshot
 
 START_TIMEOUT_S = 40.0
@@ -158,6 +160,8 @@ class SimulatedNode:
         directory: absolute; made if missing. It must be empty, or have been a simulated node's before.
         config: of the node; None for default_config().
         gpus, gpu_memory_bytes, driver: see node_config.
+        memory_hook: NVIDIA's CDI specs carry the hook that sets memory limits, given a driver that has them.
+        dmem: the kernel has the dmem controller.
 
     Raises:
         ConfigError: the directory can't be used.
@@ -171,8 +175,11 @@ class SimulatedNode:
         gpus: int | None = None,
         gpu_memory_bytes: int | None = None,
         driver: str | None = None,
+        memory_hook: bool = True,
+        dmem: bool = True,
     ) -> None:
         self.directory = directory
+        self._memory_hook, self._dmem = memory_hook, dmem
         self.config = node_config(
             config or default_config(), directory, gpus=gpus, gpu_memory_bytes=gpu_memory_bytes, driver=driver
         )
@@ -216,9 +223,13 @@ class SimulatedNode:
             NodeError: it didn't come up; the text ends with the log of the process to blame.
         """
         self._prepare()
+        if not self._dmem:
+            SimulatedDriver(self.simulation_directory).set_fault("no-dmem")
         driver = SimulatedDriver.create(self.simulation_directory, self.config.simulated)
         self._uuids = tuple(gpu.uuid for gpu in driver.gpus())
         write_nvidia_spec(self.config.cdi.directory, self._uuids)
+        if self._memory_hook and major(driver.version()) >= FIRST_DRIVER:
+            write_nvidia_spec(self.config.cdi.directory, self._uuids, memory_hook=True)
         kubelet = StubKubelet(
             self.config.kubelet_root,
             (self.config.cdi.directory,),
@@ -294,7 +305,7 @@ class SimulatedNode:
         for name in ("plugin", "mpsd"):
             self.stop_process(name)
         if self._lock_fd >= 0:
-            _end_all(lambda: _processes_of(self.directory))
+            _end_all(self._processes)
             os.close(self._lock_fd)
             self._lock_fd = -1
 
@@ -340,13 +351,13 @@ class SimulatedNode:
         """Restarts the kubelet; the pods that failed for it."""
         return self.kubelet.restart()
 
-    def client_environment(self, namespace: str, pod: str, container: str = "") -> dict[str, str]:
-        """The environment of a process started in a container. Raises PodError when that does not run."""
-        found = self.kubelet.pod(pod, namespace).container(container)
-        if found.state is not State.RUNNING:
-            reason = f"{found.reason}: {found.message}" if found.message else found.reason
-            raise PodError(f"cannot start a client in {pod}/{found.spec.name}: it is {found.state} ({reason})")
-        return dict(found.process_env)
+    def client_environment(
+        self, namespace: str, pod: str, container: str = "", pid: int | None = None
+    ) -> dict[str, str]:
+        """The environment of a process started in a container; `pid` is moved there. Raises PodError when it does not
+        run."""
+        found = self.kubelet.pod(pod, namespace)
+        return self.kubelet.exec_environment(found, found.container(container), pid)
 
     def report(self, pods: Iterable[AdmittedPod]) -> dict[str, Any]:
         """What these pods got."""
@@ -419,7 +430,7 @@ class SimulatedNode:
             raise ConfigError(f"cannot use directory {self.directory}: a simulated node runs there") from error
         self._lock_fd = fd
         os.pwrite(fd, _MARK, 0)
-        _end_all(lambda: _processes_of(self.directory))  # of a node that was killed
+        _end_all(self._processes)  # of a node that was killed
         for name in _OURS:
             shutil.rmtree(os.path.join(self.directory, name), ignore_errors=True)
             os.makedirs(os.path.join(self.directory, name), mode=0o755, exist_ok=True)
@@ -433,6 +444,16 @@ class SimulatedNode:
                 return file.read(len(_MARK)) == _MARK
         except OSError:
             return False
+
+    def _processes(self) -> list[int]:
+        """The node's processes, known by their environment (its own two, containers, MPS daemons, servers and clients)
+        or by their cgroup."""
+        node = f"GPUFRAC_SIM_NODE={self.directory}".encode()
+        simulation = f"GPUFRAC_SIM_DIRECTORY={self.directory}/".encode()
+        pipe = f"CUDA_MPS_PIPE_DIRECTORY={self.directory}/run/".encode()
+        found = processes_where(lambda env: any(entry == node or entry.startswith((simulation, pipe)) for entry in env))
+        cgroups = SimulatedDriver(self.simulation_directory).cgroups
+        return [*found, *(pid for pid in cgroups.members(f"{cgroups.root}/{KUBEPODS}") if pid != os.getpid())]
 
     def _pending(self) -> tuple[str, str] | None:
         """Which process the node waits for and why, None when it is up."""
@@ -485,14 +506,6 @@ def _child_environment(directory: str) -> dict[str, str]:
     if "site-packages" not in root:  # run from a checkout: the children need it on their path, too
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     return environment
-
-
-def _processes_of(directory: str) -> list[int]:
-    """Processes of a node, known by their environment: its own two, containers, MPS daemons, servers and clients."""
-    node = f"GPUFRAC_SIM_NODE={directory}".encode()
-    simulation = f"GPUFRAC_SIM_DIRECTORY={directory}/".encode()
-    pipe = f"CUDA_MPS_PIPE_DIRECTORY={directory}/run/".encode()
-    return processes_where(lambda env: any(entry == node or entry.startswith((simulation, pipe)) for entry in env))
 
 
 def _end_all(find: Callable[[], list[int]], grace_s: float = 3.0) -> None:

@@ -1,8 +1,11 @@
 """What the stub kubelet's container runtime does: resolve CDI devices, start a process, end it.
 
 A container is one idle process in a session of its own. Its environment is exactly the container's, plus what stands
-for the kernel's isolation on a simulated node (GPUFRAC_SIM_*). Everything with that pod's UID in its environment counts
-as the container's, as everything in its cgroup would.
+for the kernel's isolation on a simulated node (GPUFRAC_SIM_*). With a simulated driver it is also in a cgroup of its
+own there, which holds whatever becomes of its environment. Everything in that, or with the pod's UID in its
+environment, counts as the container's.
+
+Of OCI hooks one is acted on: the container toolkit's `apply-cuda-memory-limits` (see `apply_memory_limits`).
 """
 
 import json
@@ -12,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -20,16 +23,28 @@ from typing import Any
 from cdi.encode import encode_spec
 from cdi.errors import CdiError
 from cdi.inject import apply, effective_env
-from cdi.model import ContainerEdits, Device, DeviceNode, Spec
-from cdi.registry import Registry, scan
+from cdi.model import ContainerEdits, Device, DeviceNode, Hook, Spec
+from cdi.registry import MEMORY_HOOK, Registry, scan
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim.pods import ContainerSpec
 from deviceplugin.sim.processes import processes_where
 from mpsd.errors import TransientError
+from mpsd.gpu.backend import GpuError
+from mpsd.gpu.model import MIB
+from mpsd.sim.cgroups import Confinement
+from mpsd.sim.driver import KUBEPODS, SimulatedDriver
+from mpsd.sim.gpus import SimulatedBackend
 
 NVIDIA_MAJOR, NVIDIA_UVM_MAJOR = 195, 510
-NVIDIA_SPEC = "nvidia.com-gpu.json"
+NVIDIA_KIND, DEVICE_PLUGIN_KIND = "nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu"
+"""Kinds of whole GPUs: the container toolkit's, and the device plugin's, which alone carries the memory hook."""
+MEMORY_REQUEST, MEMORY_LIMIT = "NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"
+"""MiB, whole numbers: what the memory hook reads."""
 TERMINATION_GRACE_S = 2.0
+HOOK_TIMEOUT_S = 10.0
+"""Ends a hook whose driver call hangs. The real one has no timeout."""
+_TOOLKIT = "/usr/bin/nvidia-ctk"
+_MAX_MIB = (1 << 64) // MIB - 1
 _NONE_VISIBLE = frozenset(("", "void", "none"))
 
 
@@ -45,13 +60,15 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What a container gets: its whole env, mounts as (container path, host path, options), and device nodes."""
+    """What a container gets: its whole env, mounts as (container path, host path, options), device nodes, and the hooks
+    that run before its process starts."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     device_nodes: tuple[Mapping[str, Any], ...] = ()
     cdi_devices: tuple[str, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
+    hooks: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +148,7 @@ def resolve(registry: Registry, answer: pb.ContainerAllocateResponse, pod_env: M
         device_nodes=tuple(applied["linux"]["devices"]),
         cdi_devices=names,
         annotations=dict(answer.annotations),
+        hooks=tuple((applied.get("hooks") or {}).get("createRuntime") or ()),
     )
 
 
@@ -168,10 +186,76 @@ class Runtime:
     def start(
         self, pod_uid: str, container: str, edits: Edits, *, to_completion: bool
     ) -> "tuple[subprocess.Popen[bytes], dict[str, str]]":
-        """Starts the process of a container; with `to_completion` one that ends by itself at once.
+        """Starts the process of a container in a cgroup of its own; with `to_completion` one that ends by itself.
 
         Raises CreateContainerError.
         """
+        cgroup = self._make_cgroup(pod_uid, container, edits)
+        try:
+            for number, hook in enumerate(edits.hooks):
+                self._run_hook(number, hook, edits.env, cgroup)
+            process, env = self._spawn(pod_uid, container, edits, to_completion=to_completion)
+        except CreateContainerError:
+            self._remove_cgroup(pod_uid, container)
+            raise
+        if cgroup:
+            self._driver.cgroups.add(cgroup, process.pid)
+        return process, env
+
+    def end(self, processes: "Iterable[subprocess.Popen[bytes]]", pod_uid: str, container: str = "") -> None:
+        """Ends a pod's processes (or one container's) and removes their cgroups. As with a real runtime, no limit is
+        cleared before."""
+        cgroup = self._cgroup(pod_uid, container)
+        terminate(processes, pod_uid, container, lambda: self._driver.cgroups.members(cgroup) if cgroup else [])
+        self._remove_cgroup(pod_uid, container)
+
+    def enter(self, pod_uid: str, container: str, pid: int) -> None:
+        """Makes a process one of a container's, as `kubectl exec` does. Raises FileNotFoundError where that is gone."""
+        if cgroup := self._cgroup(pod_uid, container):
+            self._driver.cgroups.add(cgroup, pid)
+
+    @property
+    def _driver(self) -> SimulatedDriver:
+        return SimulatedDriver(self._simulation_directory)
+
+    def _cgroup(self, pod_uid: str, container: str) -> str:
+        """Directory of a container's cgroup, or its pod's; empty without a simulated driver."""
+        if not self._simulation_directory:
+            return ""
+        return os.path.join(self._driver.cgroups.root, _cgroup_path(pod_uid, container))
+
+    def _make_cgroup(self, pod_uid: str, container: str, edits: Edits) -> str:
+        if not self._simulation_directory:
+            return ""
+        self._remove_cgroup(pod_uid, container)  # of its process before
+        try:
+            cgroup = self._driver.make_cgroup(_cgroup_path(pod_uid, container))
+        except OSError as error:
+            raise CreateContainerError(f"failed to create containerd task: cannot make its cgroup: {error}") from error
+        mounts = {inside: host for inside, host, _ in edits.mounts}
+        self._driver.cgroups.confine(cgroup, Confinement(self._devices(edits), mounts))
+        return cgroup
+
+    def _remove_cgroup(self, pod_uid: str, container: str) -> None:
+        if cgroup := self._cgroup(pod_uid, container):
+            self._driver.cgroups.remove(cgroup)
+
+    def _run_hook(self, number: int, hook: Mapping[str, Any], env: Mapping[str, str], cgroup: str) -> None:
+        """Raises CreateContainerError in runc's words."""
+        arguments = list(hook.get("args") or ())
+        if MEMORY_HOOK not in arguments or not cgroup:
+            return
+        try:
+            apply_memory_limits(self._simulation_directory, _option(arguments, "--gpu-id"), env, cgroup)
+        except HookError as error:
+            raise CreateContainerError(
+                "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
+                f"failed: error running createRuntime hook #{number}: exit status 1, stdout: , stderr: {error}"
+            ) from error
+
+    def _spawn(
+        self, pod_uid: str, container: str, edits: Edits, *, to_completion: bool
+    ) -> "tuple[subprocess.Popen[bytes], dict[str, str]]":
         env = {**edits.env, **self._isolation(pod_uid, container, edits)}
         try:
             process = subprocess.Popen(
@@ -209,14 +293,86 @@ class Runtime:
         return [uuid for uuid in self._gpus if uuid in given]
 
 
-def terminate(processes: "Iterable[subprocess.Popen[bytes]]", pod_uid: str, container: str = "") -> None:
-    """Ends a pod's processes (or one container's) and what was started in it: SIGTERM, after a grace SIGKILL."""
+class HookError(Exception):
+    """A hook failed; the text is what it writes to stderr."""
+
+
+def apply_memory_limits(simulation_directory: str, gpu: str, env: Mapping[str, str], cgroup: str) -> None:
+    """What the container toolkit's hook does for one GPU: limits from the container's environment onto its cgroup.
+
+    Without both variables it does nothing; without a request that equals the limit, without a limit there is none
+    (container toolkit 1.20). Raises HookError.
+    """
+    if MEMORY_REQUEST not in env and MEMORY_LIMIT not in env:
+        return
+    if not SimulatedDriver(simulation_directory).cgroups.is_v2():
+        raise HookError("setting GPU memory limits is only supported in cgroup v2")
+    limit_mib = _mib(env, MEMORY_LIMIT)
+    request_mib = _mib(env, MEMORY_REQUEST) if MEMORY_REQUEST in env else limit_mib
+    if request_mib is None:
+        request_mib = 0
+    if limit_mib is not None and request_mib > limit_mib:
+        raise HookError(f"memory request ({request_mib} MiB) exceeds memory limit ({limit_mib} MiB)")
+    backend = SimulatedBackend(simulation_directory)
+    watchdog = threading.Timer(HOOK_TIMEOUT_S, backend.close)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        backend.open()
+        hard_bytes = None if limit_mib is None else limit_mib * MIB
+        backend.set_memory_limits(gpu, cgroup, request_mib * MIB, hard_bytes)
+    except GpuError as error:
+        raise HookError(f'failed to set memory limits for gpu "{gpu}": {error}') from error
+    finally:
+        watchdog.cancel()
+        backend.close()
+
+
+def _mib(env: Mapping[str, str], name: str) -> int | None:
+    text = env.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise HookError(f'failed to parse {name}: strconv.ParseUint: parsing "{text}": invalid syntax')
+    if int(text) > _MAX_MIB:
+        raise HookError(f"failed to parse {name}: value {text} exceeds the maximum of {_MAX_MIB} MiB")
+    return int(text)
+
+
+def _option(arguments: Sequence[str], name: str) -> str:
+    """Value of `--name value` or `--name=value`, empty where it is missing."""
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        if before == name:
+            return argument
+        if argument.startswith(f"{name}="):
+            return argument.partition("=")[2]
+    return ""
+
+
+def _cgroup_path(pod_uid: str, container: str) -> str:
+    """Below the root, as the systemd cgroup driver names them; without a container that of the pod."""
+    pod = f"{KUBEPODS}/kubepods-pod{pod_uid.replace('-', '_')}.slice"
+    return f"{pod}/cri-containerd-{container}.scope" if container else pod
+
+
+def terminate(
+    processes: "Iterable[subprocess.Popen[bytes]]",
+    pod_uid: str,
+    container: str = "",
+    members: Callable[[], Iterable[int]] = tuple,
+) -> None:
+    """Ends a pod's processes (or one container's) and what was started in it: SIGTERM, after a grace SIGKILL.
+
+    Args:
+        members: those in its cgroup now.
+    """
     children = list(processes)
     deadline_s = time.monotonic() + TERMINATION_GRACE_S
     number = signal.SIGTERM
     while True:
         alive = [child for child in children if child.poll() is None]
-        others = [pid for pid in _processes_of(pod_uid, container) if pid not in {child.pid for child in children}]
+        known = {child.pid for child in children} | {os.getpid()}
+        others = {*_processes_of(pod_uid, container), *members()} - known
         if not alive and not others:
             return
         if time.monotonic() >= deadline_s:
@@ -250,21 +406,26 @@ def _signal(pid: int, number: signal.Signals) -> None:
         return
 
 
-def nvidia_spec(gpus: Sequence[str]) -> Spec:
-    """The spec NVIDIA's container toolkit writes for GPUs (UUIDs by index): devices by index, by UUID, and `all`."""
+def nvidia_spec(gpus: Sequence[str], *, memory_hook: bool = False) -> Spec:
+    """The spec NVIDIA's container toolkit writes for GPUs (UUIDs by index): devices by index, by UUID, and `all`.
 
-    def nodes(*indices: int) -> ContainerEdits:
+    Args:
+        memory_hook: as its device plugin has it written, each GPU with the hook that sets its memory limits.
+    """
+
+    def edits(*indices: int) -> ContainerEdits:
         return ContainerEdits(
             device_nodes=tuple(
                 DeviceNode(path=f"/dev/nvidia{index}", type="c", major=NVIDIA_MAJOR, minor=index) for index in indices
-            )
+            ),
+            hooks=tuple(_memory_hook(gpus[index]) for index in indices if memory_hook),
         )
 
-    devices = [Device(name=str(index), container_edits=nodes(index)) for index in range(len(gpus))]
-    devices += [Device(name=uuid, container_edits=nodes(index)) for index, uuid in enumerate(gpus)]
-    devices.append(Device(name="all", container_edits=nodes(*range(len(gpus)))))
+    devices = [Device(name=str(index), container_edits=edits(index)) for index in range(len(gpus))]
+    devices += [Device(name=uuid, container_edits=edits(index)) for index, uuid in enumerate(gpus)]
+    devices.append(Device(name="all", container_edits=edits(*range(len(gpus)))))
     return Spec(
-        kind="nvidia.com/gpu",
+        kind=DEVICE_PLUGIN_KIND if memory_hook else NVIDIA_KIND,
         devices=tuple(devices),
         container_edits=ContainerEdits(
             env=("NVIDIA_VISIBLE_DEVICES=void",),
@@ -276,11 +437,20 @@ def nvidia_spec(gpus: Sequence[str]) -> Spec:
     )
 
 
-def write_nvidia_spec(directory: str, gpus: Sequence[str]) -> str:
+def _memory_hook(uuid: str) -> Hook:
+    return Hook(
+        hook_name="createRuntime",
+        path=_TOOLKIT,
+        args=(os.path.basename(_TOOLKIT), "hook", MEMORY_HOOK, "--driver-root", "/", "--gpu-id", uuid),
+    )
+
+
+def write_nvidia_spec(directory: str, gpus: Sequence[str], *, memory_hook: bool = False) -> str:
     """Writes that spec into a CDI directory, as a whole; its path. Raises OSError."""
-    path = os.path.join(directory, NVIDIA_SPEC)
+    spec = nvidia_spec(gpus, memory_hook=memory_hook)
+    path = os.path.join(directory, f"{spec.kind.replace('/', '-')}.json")
     temporary = f"{path}.tmp"
     with open(temporary, "wb") as file:
-        file.write(encode_spec(nvidia_spec(gpus)))
+        file.write(encode_spec(spec))
     os.replace(temporary, path)
     return path

@@ -5,9 +5,10 @@ exit status 1.
 
 Environment, besides what CUDA reads (CUDA_VISIBLE_DEVICES, CUDA_MPS_PIPE_DIRECTORY, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT,
 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_SM_PARTITION):
-  GPUFRAC_SIM_DIRECTORY  the simulation directory; required
+  GPUFRAC_SIM_DIRECTORY  the simulation directory; required here or as --simulation
   GPUFRAC_SIM_DEVICES    UUIDs of the GPUs that the container was given, by comma; absent: all, as on the host
   GPUFRAC_SIM_MOUNTS     JSON, container path to host path; what is below none does not exist. Absent: on the host
+                         In a container's cgroup its confinement counts instead of these two, whatever they say.
   GPUFRAC_SIM_UID        the user to appear as, since a simulated node has no root
 NVIDIA_VISIBLE_DEVICES is not read: it is for the container runtime, CUDA does not know it.
 """
@@ -21,15 +22,19 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 from mpsd.sim.cudaerrors import CudaError, from_code
-from mpsd.sim.driver import CLIENT, PLAIN, SimulatedDriver
+from mpsd.sim.driver import CLIENT, PLAIN, GpuFullError, SimulatedDriver
 from mpsd.sim.mps.limits import client_limits, visible_devices
 from mpsd.sim.mps.switches import read_switch
 from mpsd.sim.mps.wire import LineReader, send_line
 
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - the driver's default
+
+EVICTION_BACKOFF_S = 0.01
+"""Before the second try; each later pause is twice as long."""
 
 _UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
@@ -38,6 +43,7 @@ class Cuda:
     """The CUDA driver inside one process, after cuInit.
 
     Gives `devices` (UUIDs as renumbered), `limits` (bytes by UUID, of what MPS caps), `mps` and `thread_percent`.
+    Limits on its cgroup hold besides, with MPS or without.
     Without a reachable daemon it runs without MPS and without limits, silently, as the real driver does.
     Raises CudaError where initialisation fails; blocks while a server starts or a server of another user is busy.
     """
@@ -50,20 +56,25 @@ class Cuda:
         self._driver = SimulatedDriver(directory)
         self._connection: socket.socket | None = None
         self._reader: LineReader | None = None
+        self._protocol = 3
+        self._error: CudaError | None = None
+        self.mps = False
+        """Whether this process shares the context of an MPS server."""
         self._device: str | None = None
         self.limits: dict[str, int] = {}
         self.thread_percent = 100.0
         self.server_pid: int | None = None
         present = [gpu.uuid for gpu in self._driver.gpus() if not self._driver.lost(gpu.uuid)]
-        given = environment.get("GPUFRAC_SIM_DEVICES")
-        if given is not None:
-            present = [uuid for uuid in present if uuid in given.split(",")]
+        devices, mounts = self._confinement(environment)
+        if devices is not None:
+            present = [uuid for uuid in present if uuid in devices]
         spec = environment.get("CUDA_VISIBLE_DEVICES")
-        self._connection = _connect(environment)
+        self._connection = _connect(environment, mounts)
         self.devices: list[str] = []
         try:
-            if self._connection is None or not self._join(self._connection, environment, present, spec):
-                self._leave()
+            if self._connection is not None:
+                self._join(self._connection, environment, present, spec)
+            if not self.mps:
                 self.devices = visible_devices(present, spec)
             if not self.devices:
                 raise CudaError("NO_DEVICE")
@@ -71,10 +82,21 @@ class Cuda:
             self.close()
             raise
 
+    def _confinement(self, environment: Mapping[str, str]) -> tuple[Sequence[str] | None, Mapping[str, str] | None]:
+        """The GPUs and mounts of the container that this process is in; None: as on the host."""
+        tree, pid = self._driver.cgroups, os.getpid()
+        confinement = tree.confinement_of(pid)
+        if confinement is not None:
+            with contextlib.suppress(FileNotFoundError):  # it is being ended
+                tree.add(tree.cgroup_of(pid), pid)  # a kernel lists every process: it stays when its ancestor has gone
+            return confinement.devices, confinement.mounts
+        devices, mounts = environment.get("GPUFRAC_SIM_DEVICES"), environment.get("GPUFRAC_SIM_MOUNTS")
+        return None if devices is None else devices.split(","), None if mounts is None else json.loads(mounts)
+
     def _join(
         self, connection: socket.socket, environment: Mapping[str, str], present: Sequence[str], spec: str | None
-    ) -> bool:
-        """Becomes a client of the daemon; False where it says that this process goes without MPS."""
+    ) -> None:
+        """Becomes a client of the daemon, as far as that has it."""
         uid = environment.get("GPUFRAC_SIM_UID") or "-"
         send_line(connection, f"CLIENT {uid} {environment.get('CUDA_MPS_SM_PARTITION') or '-'}")
         self._reader = LineReader(connection.fileno())
@@ -84,11 +106,16 @@ class Cuda:
         if lines is None:
             raise CudaError("MPS_CONNECTION_FAILED")
         verb, _, text = lines[0].partition(" ")
+        if verb == "registered":
+            return
         if verb == "plain":
-            return False
+            self._leave()
+            return
         if verb == "error":
             raise from_code(int(text))
         answer = json.loads(text)
+        self.mps = True
+        self._protocol = answer["protocol"]
         self.server_pid = int(answer["server"])
         self.devices = visible_devices([uuid for uuid in answer["devices"] if uuid in present], spec)
         self.limits = client_limits(
@@ -103,12 +130,6 @@ class Cuda:
             with contextlib.suppress(ValueError):
                 own = float(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
                 self.thread_percent = min(self.thread_percent, own)
-        return True
-
-    @property
-    def mps(self) -> bool:
-        """Whether this process is a client of MPS."""
-        return self._connection is not None
 
     def open_device(self, ordinal: int = 0) -> str:
         """Makes the context on a device, by ordinal as this process sees it; its UUID. Raises CudaError."""
@@ -117,7 +138,7 @@ class Cuda:
         uuid = self.devices[ordinal]
         self._driver.open_context(uuid, os.getpid(), CLIENT if self.mps else PLAIN)
         self._device = uuid
-        if self._connection is not None:
+        if self.mps and self._connection is not None:
             send_line(self._connection, f"context {uuid}")
             self._charge(int(read_switch(self._directory, "client-context-bytes")))
         return uuid
@@ -126,6 +147,15 @@ class Cuda:
     def limit_bytes(self) -> int | None:
         """The limit on the open device, None where there is none."""
         return self.limits.get(self._device or "")
+
+    @property
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes of the open device (cudaMemGetInfo). A limit of MPS only lowers what is free."""
+        uuid = self._device or ""
+        free_bytes, total_bytes = self._driver.memory_info(uuid, os.getpid())
+        if uuid in self.limits:
+            free_bytes = min(free_bytes, self.limits[uuid] - self._driver.used_bytes(uuid, os.getpid()))
+        return free_bytes, total_bytes
 
     def allocate(self, size_bytes: int) -> int:
         """cuMemAlloc on the open device: the bytes granted. Raises CudaError, OUT_OF_MEMORY beyond limit or GPU."""
@@ -141,14 +171,36 @@ class Cuda:
         used_bytes = self._driver.used_bytes(self._device, os.getpid())
         if self._device in self.limits and used_bytes + size_bytes > self.limits[self._device]:
             raise CudaError("OUT_OF_MEMORY")
-        self._driver.allocate(self._device, os.getpid(), size_bytes)
+        tries = 1 + int(read_switch(self._directory, "eviction-retries"))
+        for number in range(tries):
+            try:
+                self._driver.allocate(self._device, os.getpid(), size_bytes)
+                return
+            except GpuFullError:
+                if number + 1 == tries or not self._have_evicted(self._device, size_bytes):
+                    raise
+                time.sleep(EVICTION_BACKOFF_S * 2**number)
+
+    def _have_evicted(self, uuid: str, size_bytes: int) -> bool:
+        """Asks MPS to end somebody over its soft limit; whether to try again. Only who stays within its own may ask."""
+        if self._connection is None or self._reader is None or self._protocol != 3:
+            return False
+        if not self._driver.is_protected(uuid, os.getpid(), size_bytes):
+            return False
+        send_line(self._connection, f"evict {uuid}")
+        while (lines := self._reader.read()) is not None:
+            for line in lines:
+                if line.startswith("error "):
+                    self._fail(line)
+                return line == "retry"
+        return False
 
     def launch(self, faulty: bool = False) -> None:
         """Starts GPU work: without end, or with a fatal fault, which all clients of the server see.
 
         Raises CudaError LAUNCH_FAILED without MPS.
         """
-        if self._connection is not None:
+        if self.mps and self._connection is not None:
             send_line(self._connection, "fault" if faulty else "busy")
         elif faulty:
             raise CudaError("LAUNCH_FAILED")
@@ -159,15 +211,26 @@ class Cuda:
 
     def wait(self, timeout_s: float | None) -> None:
         """Waits for trouble with MPS. Raises CudaError for it: server gone, client terminated, a peer's fault."""
+        if self._error is not None:
+            raise self._error
         if self._connection is None or self._reader is None:
             return
         if not select.select([self._connection], [], [], timeout_s)[0]:
             return
         lines = self._reader.read()
         if lines is None:
-            raise CudaError("MPS_RPC_FAILURE")
+            self._leave()
+            if self.mps:
+                self._error = CudaError("MPS_RPC_FAILURE")
+                raise self._error
+            return  # it was only registered there, and goes on alone
         for line in lines:
-            raise from_code(int(line.split()[1]))
+            self._fail(line)
+
+    def _fail(self, line: str) -> None:
+        """Raises what MPS sent. This process can't do without the context that it has lost."""
+        self._error = from_code(int(line.split()[1]))
+        raise self._error
 
     def close(self) -> None:
         """Ends the process' use of CUDA: memory and contexts are free again."""
@@ -182,10 +245,9 @@ class Cuda:
             self._connection = None
 
 
-def _connect(environment: Mapping[str, str]) -> socket.socket | None:
+def _connect(environment: Mapping[str, str], mounts: Mapping[str, str] | None) -> socket.socket | None:
     path = environment.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORY
-    mounts = environment.get("GPUFRAC_SIM_MOUNTS")
-    host_path = path if mounts is None else host_path_of(path, json.loads(mounts))
+    host_path = path if mounts is None else host_path_of(path, mounts)
     if host_path is None:
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -207,6 +269,16 @@ def host_path_of(path: str, mounts: Mapping[str, str]) -> str | None:
     return None
 
 
+def program() -> list[str]:
+    """How to run this program in any environment: one must not reach our interpreter (-E), and our package need not be
+    installed in it."""
+    import mpsd
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(mpsd.__file__)))
+    code = f"import sys; sys.path.append({root!r}); from mpsd.sim.cuda import main; sys.exit(main())"
+    return [sys.executable, "-E", "-c", code]
+
+
 def parse_size(text: str) -> int:
     """Bytes of `9Gi`, `512Mi` or a plain number. Raises ValueError."""
     number = text.rstrip("KMGTi")
@@ -226,9 +298,12 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
     parser.add_argument("--stay", action="store_true", help="with --hold: report trouble, but do not exit for it")
     parser.add_argument("--busy", action="store_true", help="have GPU work in flight while holding")
     parser.add_argument("--fault", action="store_true", help="cause a fatal GPU fault after allocating")
+    parser.add_argument("--simulation", metavar="DIR", help="the simulation directory, instead of the environment's")
     parser.add_argument("--info", action="store_true", help="first print what CUDA found, as one line of JSON")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.SIG_DFL if options.busy else _on_sigterm)
+    if options.simulation is not None:
+        environment = {**environment, "GPUFRAC_SIM_DIRECTORY": options.simulation}
     try:
         cuda = Cuda(environment)
         try:
@@ -251,6 +326,7 @@ def _on_sigterm(number: int, frame: object) -> None:
 def _run(cuda: Cuda, size_bytes: int | None, ordinal: int, options: object) -> int:
     device = cuda.open_device(ordinal)
     if getattr(options, "info", False):
+        free_bytes, total_bytes = cuda.memory_info
         facts = {
             "pid": os.getpid(),
             "mps": cuda.mps,
@@ -258,6 +334,8 @@ def _run(cuda: Cuda, size_bytes: int | None, ordinal: int, options: object) -> i
             "devices": cuda.devices,
             "device": device,
             "limit_bytes": cuda.limit_bytes,
+            "free_bytes": free_bytes,
+            "total_bytes": total_bytes,
             "thread_percent": cuda.thread_percent,
         }
         print(json.dumps(facts), flush=True)  # noqa: T201
@@ -273,9 +351,9 @@ def _run(cuda: Cuda, size_bytes: int | None, ordinal: int, options: object) -> i
 
 
 def _hold(cuda: Cuda, stay: bool) -> None:
-    descriptors = [0, *cuda.descriptors()]
+    failed = False
     while True:
-        ready = select.select(descriptors, [], [])[0]
+        ready = select.select([0] if failed else [0, *cuda.descriptors()], [], [])[0]
         if 0 in ready and not os.read(0, 4096):
             return
         if len(ready) > 1 or 0 not in ready:
@@ -285,7 +363,7 @@ def _hold(cuda: Cuda, stay: bool) -> None:
                 if not stay:
                     raise
                 print(error.name, flush=True)  # noqa: T201
-                descriptors = [0]
+                failed = True
 
 
 if __name__ == "__main__":

@@ -15,9 +15,18 @@
 | faults/fail                     | calls named here fail with Unknown Error (999); an empty file: all             |
 | gpus/<UUID>/faults/<same name>  | hang, not-supported, no-permission and fail for one GPU                        |
 | gpus/<UUID>/faults/lost         | this GPU fell off the bus                                                      |
+| cgroup/                         | the cgroup v2 tree, see `mpsd.sim.cgroups` and `mpsd.sim.memorylimits`         |
+| faults/cgroup-v1                | the node has no cgroup v2                                                      |
+| faults/no-dmem                  | the kernel has no dmem controller, as before Linux 6.14                        |
+| faults/dmem-not-delegated       | kubelet and runtime do not pass the dmem controller on to the cgroups they make |
+| faults/memacct                  | the driver's own setting (RmMemacctMode): `off` or `misc`                      |
+| faults/limit-forgotten          | set_memory_limits succeeds and sets nothing                                    |
+| faults/limit-drifts             | every hard limit turns into this one (`9G`; empty: none), once; then it is removed |
 | mps-faults/, mps-switches/      | of the MPS emulator, see `mpsd.sim.mps.faults` and `mpsd.sim.mps.switches`     |
 
-Calls: driver_version, uuids, info, compute_mode, set_compute_mode, processes, wait_xid.
+limit-forgotten and limit-drifts, too, may be set for one GPU.
+Calls: driver_version, uuids, info, compute_mode, set_compute_mode, processes, memory_limits, set_memory_limits,
+wait_xid.
 Facts: reserved, compute_capability, numa_node, pci_bus_id.
 
 The emulator's servers import this module too, so nothing heavy is imported here.
@@ -31,8 +40,22 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mpsd.sim.cgroups import CgroupTree, memparse
 from mpsd.sim.cudaerrors import CudaError
 from mpsd.sim.files import process_start_ticks, read_text, remove, write_text
+from mpsd.sim.memorylimits import (
+    DMEM,
+    FIRST_DRIVER,
+    MISC,
+    NVML_FUNCTION_NOT_FOUND,
+    NVML_NOT_SUPPORTED,
+    OFF,
+    LimitError,
+    Limits,
+    MemoryLimits,
+    region_of,
+)
+from mpsd.sim.mps.switches import major
 
 TYPE_CHECKING = False  # typing itself costs each emulator process 0.6 MiB
 if TYPE_CHECKING:
@@ -46,7 +69,17 @@ SERVER = "mps-server"
 """The context of an MPS server: the only one that EXCLUSIVE_PROCESS counts for all its clients."""
 CLIENT = "mps-client"
 
+KUBEPODS = "kubepods.slice"
+"""The cgroup of all pods, below the root."""
+
 DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED = "DEFAULT", "EXCLUSIVE_PROCESS", "PROHIBITED"
+
+
+class GpuFullError(CudaError):
+    """OUT_OF_MEMORY because the GPU itself is full, not for a limit: it may help to evict somebody."""
+
+    def __init__(self) -> None:
+        super().__init__("OUT_OF_MEMORY")
 
 
 class SimulatedGpuFacts:
@@ -120,6 +153,7 @@ class SimulatedDriver:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+        self.cgroups = CgroupTree(directory)
 
     @staticmethod
     def create(directory: str, config: SimulatedConfig) -> SimulatedDriver:
@@ -134,7 +168,11 @@ class SimulatedDriver:
         path = os.path.join(directory, "driver.json")
         if read_text(path) != text:
             write_text(path, text)
-        return SimulatedDriver(directory)
+        driver = SimulatedDriver(directory)
+        if not os.path.isdir(os.path.join(driver.cgroups.root, KUBEPODS)):
+            driver.make_cgroup(KUBEPODS)  # the kubelet's, at its start
+        driver.settle_cgroups()
+        return driver
 
     def _read(self) -> dict[str, object]:
         text = read_text(self._path("driver.json"))
@@ -215,6 +253,8 @@ class SimulatedDriver:
             now = "".join(f"{c.pid} {c.start_ticks} {c.kind} {c.used_bytes}\n" for c in contexts)
             if now != text:
                 write_text(path, now)
+                if (limits := self._limits()) is not None and (gpu := self.gpu(uuid)) is not None:
+                    limits.publish(gpu, contexts)
         finally:
             os.close(lock)
 
@@ -240,18 +280,19 @@ class SimulatedDriver:
                 if mode == PROHIBITED or (mode == EXCLUSIVE_PROCESS and owners):
                     raise CudaError("DEVICE_UNAVAILABLE")
             if not any(c.pid == pid for c in contexts):
-                _check_room(gpu, contexts, used_bytes)
+                self._check_room(gpu, contexts, pid, used_bytes)
                 contexts.append(Context(pid, start_ticks, kind, used_bytes))
 
     def allocate(self, uuid: str, pid: int, size_bytes: int) -> None:
-        """Charges memory to a process' context. Raises CudaError OUT_OF_MEMORY, INVALID_CONTEXT."""
+        """Charges memory to a process' context. Raises CudaError OUT_OF_MEMORY (GpuFullError where no limit is the
+        reason), INVALID_CONTEXT."""
         gpu = self.gpu(uuid)
         if gpu is None or self.lost(uuid):
             raise CudaError("NO_DEVICE")
         with self._ledger(uuid) as contexts:
             for context in contexts:
                 if context.pid == pid:
-                    _check_room(gpu, contexts, size_bytes)
+                    self._check_room(gpu, contexts, pid, size_bytes)
                     context.used_bytes += size_bytes
                     return
         raise CudaError("INVALID_CONTEXT")
@@ -265,12 +306,93 @@ class SimulatedDriver:
         with self._ledger(uuid) as contexts:
             contexts[:] = [c for c in contexts if c.pid != pid]
 
+    def _check_room(self, gpu: SimulatedGpuFacts, contexts: list[Context], pid: int, size_bytes: int) -> None:
+        limits = self._limits() if size_bytes else None
+        room_bytes = None if limits is None else limits.room_bytes(gpu, contexts, pid)
+        if room_bytes is not None and size_bytes > room_bytes:
+            raise CudaError("OUT_OF_MEMORY")
+        if size_bytes > gpu.memory_bytes - gpu.reserved_bytes - sum(c.used_bytes for c in contexts):
+            raise GpuFullError
+
+    def memory_info(self, uuid: str, pid: int) -> tuple[int, int]:
+        """Free and total bytes of a GPU as a process sees it, limits of MPS aside (cudaMemGetInfo)."""
+        gpu = self.gpu(uuid)
+        if gpu is None:
+            raise CudaError("NO_DEVICE")
+        contexts = self.contexts(uuid)
+        free_bytes = gpu.memory_bytes - gpu.reserved_bytes - sum(c.used_bytes for c in contexts)
+        limits = self._limits()
+        if limits is None:
+            return free_bytes, gpu.memory_bytes
+        room_bytes = limits.room_bytes(gpu, contexts, pid)
+        return max(0, min(free_bytes, free_bytes if room_bytes is None else room_bytes)), limits.total_bytes(gpu, pid)
+
+    # Memory limits of cgroups
+
+    def settle_cgroups(self) -> None:
+        """Has the kernel look at what was written into the cgroup tree, and at the faults."""
+        supported = major(self.version()) >= FIRST_DRIVER
+        self.cgroups.settle(
+            {region_of(gpu): gpu.memory_bytes - gpu.reserved_bytes for gpu in self.gpus()} if supported else {},
+            v2=self.fault("cgroup-v1") is None,
+            dmem=self.fault("no-dmem") is None,
+        )
+
+    def make_cgroup(self, path: str) -> str:
+        """Makes the cgroup at this path below the root, as kubelet and runtime do; its directory."""
+        directory = self.cgroups.make(path, delegate_dmem=self.fault("dmem-not-delegated") is None)
+        self.settle_cgroups()
+        return directory
+
+    def limits_backend(self) -> str:
+        """`dmem`, `misc` or `off`: where limits are kept."""
+        mode = (self.fault("memacct") or "").strip()
+        if major(self.version()) < FIRST_DRIVER or mode == OFF or not self.cgroups.is_v2():
+            return OFF
+        return DMEM if self.cgroups.has_dmem() and mode != MISC else MISC
+
+    def _limits(self) -> MemoryLimits | None:
+        backend = self.limits_backend()
+        return None if backend == OFF else MemoryLimits(self.cgroups, backend)
+
+    def _limits_for_call(self) -> MemoryLimits:
+        self.settle_cgroups()
+        limits = self._limits()
+        if limits is None:
+            if major(self.version()) < FIRST_DRIVER:
+                raise LimitError(NVML_FUNCTION_NOT_FOUND, "the driver is older than r615: Function Not Found")
+            raise LimitError(NVML_NOT_SUPPORTED, "memory limits are off or there is no cgroup v2: Not Supported")
+        return limits
+
+    def memory_limits(self, gpu: SimulatedGpuFacts, cgroup: str) -> tuple[Limits, int]:
+        """Limits in force for a cgroup, and what is charged to them in bytes. Raises LimitError."""
+        limits = self._limits_for_call()
+        for scope in (None, gpu.uuid):
+            if (text := self.fault("limit-drifts", scope)) is not None:
+                self.clear_fault("limit-drifts", scope)
+                for each in self.gpus() if scope is None else (gpu,):
+                    limits.drift(each, memparse(text.strip()))
+        return limits.get(gpu, self.contexts(gpu.uuid), cgroup)
+
+    def set_memory_limits(self, gpu: SimulatedGpuFacts, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> None:
+        """Sets both limits of a cgroup. Raises LimitError."""
+        limits = self._limits_for_call()
+        if all(self.fault("limit-forgotten", scope) is None for scope in (None, gpu.uuid)):
+            limits.set(gpu, cgroup, soft_bytes, hard_bytes)
+
+    def is_protected(self, uuid: str, pid: int, size_bytes: int) -> bool:
+        """Whether a process stays within its cgroup's soft limit when it gets this much more."""
+        limits, gpu = self._limits(), self.gpu(uuid)
+        if limits is None or gpu is None:
+            return False
+        return limits.is_protected(gpu, self.contexts(uuid), pid, size_bytes)
+
+    def over_soft(self, uuid: str) -> dict[int, int]:
+        """By PID, how many bytes its cgroup is above its soft limit on a GPU: who may be evicted."""
+        limits, gpu = self._limits(), self.gpu(uuid)
+        return {} if limits is None or gpu is None else limits.over_soft(gpu, self.contexts(uuid))
+
 
 def _parse_context(line: str) -> Context:
     pid, start_ticks, kind, used_bytes = line.split()
     return Context(int(pid), int(start_ticks), kind, int(used_bytes))
-
-
-def _check_room(gpu: SimulatedGpuFacts, contexts: list[Context], size_bytes: int) -> None:
-    if sum(c.used_bytes for c in contexts) + size_bytes > gpu.memory_bytes - gpu.reserved_bytes:
-        raise CudaError("OUT_OF_MEMORY")

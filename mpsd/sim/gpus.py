@@ -4,13 +4,22 @@ import os
 import threading
 from collections.abc import Sequence
 
-from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, XidEvent
+from mpsd.gpu.backend import (
+    GpuBackend,
+    GpuError,
+    GpuLostError,
+    GpuNotSupportedError,
+    MemoryLimits,
+    NoLimitError,
+    XidEvent,
+)
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
 from mpsd.sim.driver import SimulatedDriver, SimulatedGpuFacts
 from mpsd.sim.files import names_in
+from mpsd.sim.memorylimits import LimitError
 
 UNINITIALIZED, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 3, 4, 6
-DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, UNKNOWN = 9, 15, 18, 999
+DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, UNKNOWN = 9, 13, 15, 18, 999
 """nvmlReturn_t"""
 
 _TICK_S = 0.25
@@ -58,6 +67,7 @@ class SimulatedBackend:
     def uuids(self) -> Sequence[str]:
         """See GpuBackend."""
         self._enter("uuids")
+        self._driver.settle_cgroups()
         return tuple(gpu.uuid for gpu in self._gpus() if not self._driver.lost(gpu.uuid))
 
     def info(self, uuid: str) -> GpuInfo:
@@ -98,6 +108,28 @@ class SimulatedBackend:
         """See GpuBackend. MPS servers are among them, as the driver reports them."""
         self._enter_gpu("processes", uuid)
         return tuple(GpuProcess(pid=c.pid, used_bytes=c.used_bytes) for c in self._driver.contexts(uuid))
+
+    @property
+    def cgroup_root(self) -> str:
+        """Where this node's cgroups are."""
+        return self._driver.cgroups.root
+
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        """See GpuBackend."""
+        gpu = self._enter_gpu("memory_limits", uuid)
+        try:
+            limits, used_bytes = self._driver.memory_limits(gpu, cgroup)
+        except LimitError as error:
+            raise _refused("read", error) from error
+        return MemoryLimits(limits.soft_bytes, limits.hard_bytes, used_bytes)
+
+    def set_memory_limits(self, uuid: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> None:
+        """See GpuBackend."""
+        gpu = self._enter_gpu("set_memory_limits", uuid)
+        try:
+            self._driver.set_memory_limits(gpu, cgroup, soft_bytes, hard_bytes)
+        except LimitError as error:
+            raise _refused("set", error) from error
 
     def wait_xid(self, timeout_s: float) -> XidEvent | None:
         """See GpuBackend. Returns None early when the backend closes."""
@@ -169,6 +201,11 @@ class SimulatedBackend:
         if gpu is None:
             raise GpuLostError(f"cannot find GPU {uuid}: Not Found", NOT_FOUND)
         return gpu
+
+
+def _refused(verb: str, error: LimitError) -> GpuError:
+    kind = {NOT_FOUND: NoLimitError, NOT_SUPPORTED: GpuNotSupportedError, FUNCTION_NOT_FOUND: GpuNotSupportedError}
+    return kind.get(error.code, GpuError)(f"cannot {verb} memory limits: {error}", error.code)
 
 
 _proof: type[GpuBackend] = SimulatedBackend

@@ -202,6 +202,9 @@ class Daemon:
         """After a server's process ended. `failed`: before it was ready."""
         raise NotImplementedError
 
+    def _on_evict(self, server: ServerView, number: int, uuid: str) -> None:
+        """A client of a server found no memory on a GPU, though it is within what it is guaranteed there."""
+
     def _on_faults(self) -> None:
         """Looks for faults that only this protocol has, after a change."""
 
@@ -481,17 +484,25 @@ class Daemon:
         """Ends the wait of a client. It has nothing to say meanwhile: whatever it sends is its own end."""
         if answer:
             send_line(waiting.connection, answer)
+        self._unqueue(waiting)
+        waiting.connection.close()
+
+    def _unqueue(self, waiting: Waiting) -> None:
         self._forget(waiting.connection.fileno())
         self._waiting.remove(waiting)
-        waiting.connection.close()
+
+    def _number(self) -> int:
+        """What a client that was taken is called."""
+        self._next_number += 1
+        return self._next_number
 
     def _hand_over(self, waiting: Waiting, server: ServerView, terms: str, namespace: str = "") -> None:
         """Gives a client to a server, which holds it to these terms: see `wire`."""
-        self._next_number += 1
-        server.clients[self._next_number] = ClientView(waiting.pid, waiting.uid, namespace)
+        number = self._number()
+        server.clients[number] = ClientView(waiting.pid, waiting.uid, namespace)
         if self._faults.get("limit-not-enforced") is not None:
             terms = "unlimited"
-        text = f"client {self._next_number} {waiting.pid} {terms}"
+        text = f"client {number} {waiting.pid} {terms}"
         send_message(self._channels[server.pid], text, waiting.connection.fileno())
         self._dismiss(waiting)
 
@@ -540,6 +551,8 @@ class Daemon:
             server.state = words[0]
         elif verb == "terminated":
             self._finish_terminate((pid, int(words[0])), words[1])
+        elif verb == "evict" and int(words[0]) in server.clients:
+            self._on_evict(server, int(words[0]), words[1])
 
     def _finish_terminate(self, done: tuple[int, int], code: str) -> None:
         for peer in list(self._peers.values()):

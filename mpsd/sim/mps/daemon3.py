@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
+from collections.abc import Callable, Iterator
 
 from mpsd.sim.cudaerrors import NUMBERS
 from mpsd.sim.mps.control3 import CONTEXT_SHARE, DEFAULT, MEMACCT, Action3, Control3, Server3
@@ -20,11 +22,22 @@ from mpsd.sim.mps.daemon import (
 from mpsd.sim.mps.grammar3 import QUIT, name_of
 from mpsd.sim.mps.switches import major
 from mpsd.sim.mps.views import INITIALIZING, Refused, ServerView
-from mpsd.sim.mps.wire import MAX_SOCKET_PATH_BYTES, WORD_END, send_message
+from mpsd.sim.mps.wire import MAX_SOCKET_PATH_BYTES, WORD_END, LineReader, send_line, send_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mpsd.sim.mps.config3 import Config
+
+
+class Registered:
+    """A client that shares no context, known for memory accounting alone."""
+
+    __slots__ = ("connection", "pid", "reader")
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+        self.reader = LineReader(connection.fileno())
 
 
 class Daemon3(Daemon):
@@ -40,6 +53,11 @@ class Daemon3(Daemon):
         self._wanted: dict[Server3, float] = {}
         """Servers to start, and not before when (monotonic seconds)."""
         self._failed_starts: dict[Server3, int] = {}
+        self._registered: dict[int, Registered] = {}
+        self._evicting: dict[tuple[int, int], tuple[str, list[Callable[[str], None]]]] = {}
+        """Evictions on the way, by (server, client): the GPU, and who waits for it."""
+        self._evictions: dict[str, list[int]] = {}
+        """By GPU: requests, evictions, requests without a victim."""
 
     # Start and end
 
@@ -188,7 +206,12 @@ class Daemon3(Daemon):
         name, namespace_name = waiting.target
         sharing = self._control.features[CONTEXT_SHARE] and (bool(name) or self._control.default_socket)
         if not sharing and (rule := self._switch("without-context-sharing")) != "share":
-            self._dismiss(waiting, "plain" if rule == "plain" else f"error {NUMBERS['NOT_PERMITTED']}")
+            if rule != "plain":
+                self._dismiss(waiting, f"error {NUMBERS['NOT_PERMITTED']}")
+            elif name or self._switch("memacct-main-socket") != "yes" or not self._accounts(waiting.pid):
+                self._dismiss(waiting, "plain")
+            else:
+                self._register(waiting)
             return
         if name:
             server = self._control.servers.get(name)
@@ -210,10 +233,107 @@ class Daemon3(Daemon):
         elif waiting.partition != "-" and not self._control.partition_exists(server, waiting.partition):
             self._dismiss(waiting, f"error {NUMBERS['INVALID_RESOURCE_CONFIGURATION']}")
         else:
-            if self._control.features[MEMACCT] and self._settings.show_pid(waiting.pid) == 0:
-                self._log.write("[memacct] failed to register client pid 0")
+            self._accounts(waiting.pid)
             limit = "-" if namespace.limit is None else str(namespace.limit.size_bytes)
             self._hand_over(waiting, server.process, f"limits {limit} {namespace.percent}", namespace.name)
+
+    # Memory accounting
+
+    def _accounts(self, pid: int) -> bool:
+        """Registers a client for memory accounting; False where that is off or fails."""
+        if not self._control.features[MEMACCT]:
+            return False
+        known = self._settings.show_pid(pid)
+        if known == 0:
+            self._log.write("[memacct] failed to register client pid 0")
+        return known != 0
+
+    def _register(self, waiting: Waiting) -> None:
+        """Takes a client that goes on without sharing a context."""
+        number = self._number()
+        client = self._registered[number] = Registered(waiting.connection, waiting.pid)
+        self._unqueue(waiting)
+        self._watch(client.connection.fileno(), lambda: self._on_registered(number))
+        send_line(client.connection, "registered")
+        self._log.write(f"[memacct] registered client pid {waiting.pid}")
+
+    def _on_registered(self, number: int) -> None:
+        client = self._registered[number]
+        lines = client.reader.read()
+        if lines is None:
+            self._unregister(number)
+            return
+        for line in lines:
+            if line.startswith("evict "):
+                self._evict(client.pid, line.split()[1], lambda answer: self._answer_registered(number, answer))
+
+    def _answer_registered(self, number: int, answer: str) -> None:
+        if number in self._registered:
+            send_line(self._registered[number].connection, answer)
+
+    def _unregister(self, number: int) -> None:
+        connection = self._registered.pop(number).connection
+        self._forget(connection.fileno())
+        connection.close()
+
+    def _on_evict(self, server: ServerView, number: int, uuid: str) -> None:
+        def answer(text: str) -> None:
+            if server.pid in self._channels:
+                send_message(self._channels[server.pid], f"evicted {number} {text}")
+
+        self._evict(server.clients[number].pid, uuid, answer)
+
+    def _evict(self, pid: int, uuid: str, answer: Callable[[str], None]) -> None:
+        """Ends a client over its soft limit in favour of one within its own; answers once the memory is free."""
+        counts = self._evictions.setdefault(uuid, [0, 0, 0])
+        counts[0] += 1
+        under_way = next((answers for gpu, answers in self._evicting.values() if gpu == uuid), None)
+        victim = None if under_way is not None else self._victim(pid, uuid)
+        counts[1] += victim is not None
+        counts[2] += victim is None and under_way is None
+        self._log.write(f"[memacct] device {uuid}: requests {counts[0]}, evictions {counts[1]}, no-victim {counts[2]}")
+        if under_way is not None:
+            under_way.append(answer)
+        elif victim is None:
+            answer("no-victim")
+        elif (process := victim[1]) is not None:
+            victim_pid = process.clients[victim[0]].pid
+            self._evicting[process.pid, victim_pid] = (uuid, [answer])
+            send_message(self._channels[process.pid], f"terminate {victim_pid}")
+        else:
+            client = self._registered[victim[0]]
+            for device in self._settings.uuids:
+                self._driver.release(device, client.pid)
+            send_line(client.connection, f"error {NUMBERS['MPS_CLIENT_TERMINATED']}")
+            self._unregister(victim[0])
+            answer("retry")
+
+    def _victim(self, requester: int, uuid: str) -> tuple[int, ServerView | None] | None:
+        """Number and server of who has to go."""
+        if not self._control.features[MEMACCT] or self._settings.show_pid(requester) == 0:
+            return None
+        over = self._driver.over_soft(uuid)
+        candidates = [
+            (number, over[pid], server)
+            for number, pid, server in self._accounted()
+            if pid in over and pid != requester and self._settings.show_pid(pid) != 0
+        ]
+        newest = self._switch("eviction-order") == "newest"
+        candidates.sort(key=lambda candidate: (0 if newest else candidate[1], candidate[0]))
+        return (candidates[-1][0], candidates[-1][2]) if candidates else None
+
+    def _accounted(self) -> Iterator[tuple[int, int, ServerView | None]]:
+        """Number, PID and server of all clients."""
+        for server in self._servers.values():
+            for number, view in server.clients.items():
+                yield number, view.pid, server
+        for number, client in self._registered.items():
+            yield number, client.pid, None
+
+    def _finish_terminate(self, done: tuple[int, int], code: str) -> None:
+        super()._finish_terminate(done, code)
+        for answer in self._evicting.pop(done, ("", []))[1]:
+            answer("retry")
 
     # Servers
 
@@ -240,6 +360,8 @@ class Daemon3(Daemon):
             self._control.started(owner)
 
     def _server_ended(self, server: ServerView, failed: bool) -> None:
+        for done in [done for done in self._evicting if done[0] == server.pid]:
+            self._finish_terminate(done, "")  # what it held is free as well
         owner = self._server_of(server)
         if owner is None or self._quitting:
             return

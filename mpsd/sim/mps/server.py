@@ -149,6 +149,9 @@ class Server:
             self._log.write(f"Active Threads Percentage set to {self._threads:.1f}")
         elif verb == "terminate":
             self._terminate(int(words[0]))
+        elif verb == "evicted":
+            for client in [c for c in self._clients.values() if c.number == int(words[0])]:
+                send_line(client.connection, words[1])
         elif verb == "fault":
             self._on_fault()
         elif verb == "drain":
@@ -206,6 +209,10 @@ class Server:
                 client.busy = True
             elif verb == "fault":
                 self._on_fault()
+            elif verb == "evict" and self._daemon_gone:
+                send_line(client.connection, "no-victim")
+            elif verb == "evict":
+                self._report(f"evict {client.number} {words[0]}")
 
     def _on_fault(self) -> None:
         self._fault = True

@@ -103,6 +103,18 @@ SWITCHES: dict[str, tuple[str, str]] = {
         "plain",
         "3: a client where contexts are not shared, by default_socket or feature: plain (without MPS) | refuse | share",
     ),
+    "memacct-main-socket": (
+        "yes",
+        "3: a client on the main socket without context sharing is registered for memory accounting: yes | no",
+    ),
+    "eviction-order": (
+        "most-over",
+        "3: which of several clients over their soft limits is evicted: most-over | newest",
+    ),
+    "eviction-retries": (
+        "8",
+        "3: how often a client that the GPU has no room for asks for an eviction and tries again",
+    ),
     "namespace-delete-force": ("stay", "3: clients of a namespace deleted by force: stay | terminate"),
     "namespace-columns": ("5", "3: columns of `namespace list`: 5 (seen on 615) | 7 (documented)"),
     "client-list-layout": (

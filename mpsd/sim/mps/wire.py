@@ -6,11 +6,14 @@ On a stream socket `control` a peer opens with one line:
                        its words apart by WORD_END
   `CLIENT <uid or -> <static partition or ->`
                        answered by `ok <JSON>` or `error <CUresult>` once a server is ready, or by `plain`: CUDA goes on
-                       without MPS. Afterwards the server may send `error <CUresult>`, the client `context <GPU UUID>`,
-                       `fault` or `busy` (work in flight)
+                       without MPS, or by `registered`: it goes on alone, but known for memory accounting (protocol 3).
+                       Afterwards the server, or the daemon of one that is registered, may send `error <CUresult>`; the
+                       client `context <GPU UUID>`, `fault`, `busy` (work in flight), or `evict <GPU UUID>` for want of
+                       memory, answered by `retry` or `no-victim`. A registered one only sends the last
 Between daemon and server each packet of a socket pair is one message of words. `client <number> <PID> <terms>` carries
 the connection; its terms are `server` (what the server was started with), `unlimited`, or
-`limits <bytes per GPU, -> <thread percentage>`.
+`limits <bytes per GPU, -> <thread percentage>`. `evict <number> <GPU UUID>` passes a client's wish on to the daemon,
+`evicted <number> <answer>` comes back.
 """
 
 from __future__ import annotations

@@ -2,13 +2,17 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cdi.registry import scan
+from cdi.model import Hook
+from cdi.registry import find_gpu_kind, scan
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+from deviceplugin.sim import runtime as runtime_module
 from deviceplugin.sim.runtime import (
+    DEVICE_PLUGIN_KIND,
     CreateContainerError,
     Edits,
     Runtime,
@@ -17,6 +21,10 @@ from deviceplugin.sim.runtime import (
     terminate,
     write_nvidia_spec,
 )
+from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
+from mpsd.gpu.model import MIB
+from mpsd.sim.driver import SimulatedDriver, gpu_uuid
+from mpsd.sim.gpus import SimulatedBackend
 
 GPUS = ("GPU-0", "GPU-1", "GPU-2")
 
@@ -107,3 +115,153 @@ def test_terminate_ends_the_process_and_what_was_started_in_the_container() -> N
     finally:
         stubborn.stdout.close()
         terminate([other], "uid-2")
+
+
+# --- memory limits
+
+UUIDS = (gpu_uuid(0), gpu_uuid(1))
+REQUEST, LIMIT = "NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"
+
+
+class Node:
+    """A runtime on a simulated driver r615, whose NVIDIA specs carry the memory hook."""
+
+    def __init__(self, directory: Path) -> None:
+        config = SimulatedConfig(gpus=(SimulatedGpu(memory_bytes=80 * GIB),) * 2, driver="615.71.09")
+        self.driver = SimulatedDriver.create(str(directory / "sim"), config)
+        self.cdi = directory / "cdi"
+        self.cdi.mkdir()
+        write_nvidia_spec(str(self.cdi), UUIDS)
+        write_nvidia_spec(str(self.cdi), UUIDS, memory_hook=True)
+        self.runtime = Runtime([str(self.cdi)], UUIDS, simulation_directory=self.driver.directory)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def cgroup(self) -> str:
+        return f"{self.driver.cgroups.root}/kubepods.slice/kubepods-podu_1.slice/cri-containerd-c.scope"
+
+    def edits(self, *uuids: str, kind: str = DEVICE_PLUGIN_KIND, **env: str) -> Edits:
+        return self.runtime.resolve([answer(*(f"{kind}={uuid}" for uuid in uuids))], env)
+
+    def start(self, edits: Edits) -> "subprocess.Popen[bytes]":
+        process, _ = self.runtime.start("u-1", "c", edits, to_completion=False)
+        self.processes.append(process)
+        return process
+
+    def limits(self, uuid: str = UUIDS[0]) -> tuple[int, int | None]:
+        """Soft and hard of the container, in MiB."""
+        backend = SimulatedBackend(self.driver.directory)
+        backend.open()
+        soft_bytes, hard_bytes, _ = backend.memory_limits(uuid, self.cgroup)
+        return soft_bytes // MIB, None if hard_bytes is None else hard_bytes // MIB
+
+    def reserved(self, cgroup: str) -> str:
+        return Path(cgroup, "dmem.min").read_text().split()[1]
+
+
+@pytest.fixture
+def node(short_tmp: Path) -> Iterator[Node]:
+    node = Node(short_tmp)
+    yield node
+    node.runtime.end(node.processes, "u-1")
+
+
+def test_a_container_has_a_cgroup_and_is_confined_there(node: Node) -> None:
+    process = node.start(node.edits(UUIDS[1]))
+    tree = node.driver.cgroups
+    assert (tree.cgroup_of(process.pid), Path(node.cgroup, "cgroup.procs").read_text()) == (
+        node.cgroup,
+        f"{process.pid}\n",
+    )
+    confinement = tree.confinement_of(process.pid)
+    assert confinement is not None
+    assert (confinement.devices, confinement.mounts) == ([UUIDS[1]], {})
+
+
+def test_the_device_plugins_kind_alone_carries_the_hook(node: Node) -> None:
+    registry = scan([str(node.cdi)])
+    assert registry.errors == {}
+    assert find_gpu_kind(registry, UUIDS).hooked == {DEVICE_PLUGIN_KIND}
+    hooks = node.edits("all").hooks
+    assert [hook["args"][-2:] for hook in hooks] == [["--gpu-id", uuid] for uuid in UUIDS]
+    assert node.edits(UUIDS[0], kind="nvidia.com/gpu").hooks == ()
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, (0, None)),
+        ({REQUEST: "0", LIMIT: "8192"}, (0, 8192)),
+        ({REQUEST: "4096", LIMIT: "8192"}, (4096, 8192)),
+        ({LIMIT: "8192"}, (8192, 8192)),
+        ({REQUEST: "4096"}, (4096, None)),
+        ({REQUEST: "4097", LIMIT: "4096"}, "memory request (4097 MiB) exceeds memory limit (4096 MiB)"),
+        ({REQUEST: "1", LIMIT: "8Gi"}, f"failed to parse {LIMIT}: "),
+        ({REQUEST: "-1", LIMIT: "8"}, f"failed to parse {REQUEST}: "),
+        ({REQUEST: "", LIMIT: "8"}, f"failed to parse {REQUEST}: "),
+        ({LIMIT: str(1 << 44)}, f"failed to parse {LIMIT}: "),
+    ],
+)
+def test_what_the_hook_makes_of_an_environment(
+    node: Node, env: dict[str, str], expected: tuple[int, int | None] | str
+) -> None:
+    edits = node.edits(*UUIDS, **env)
+    if isinstance(expected, str):
+        with pytest.raises(CreateContainerError) as caught:
+            node.start(edits)
+        assert f"error running createRuntime hook #0: exit status 1, stdout: , stderr: {expected}" in str(caught.value)
+        assert not os.path.exists(node.cgroup)
+        return
+    node.start(edits)
+    assert [node.limits(uuid) for uuid in UUIDS] == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("fault", "text", "expected"),
+    [
+        ("cgroup-v1", "", "setting GPU memory limits is only supported in cgroup v2"),
+        ("no-permission", "set_memory_limits", f'failed to set memory limits for gpu "{UUIDS[0]}": '),
+        ("dmem-not-delegated", "", "Not Found"),
+        ("memacct", "off", "Not Supported"),
+        ("hang", "set_memory_limits", "cannot finish set_memory_limits"),
+        ("driver-version", "580.1", "Function Not Found"),
+    ],
+)
+def test_a_hook_that_fails_fails_the_creation(
+    node: Node, monkeypatch: pytest.MonkeyPatch, fault: str, text: str, expected: str
+) -> None:
+    monkeypatch.setattr(runtime_module, "HOOK_TIMEOUT_S", 0.05)
+    node.driver.set_fault(fault, text)
+    with pytest.raises(CreateContainerError) as caught:
+        node.start(node.edits(UUIDS[0], **{LIMIT: "1"}))
+    assert expected in str(caught.value)
+    node.driver.clear_fault(fault)
+    node.start(node.edits(UUIDS[0], **{LIMIT: "1"}))
+
+
+def test_other_hooks_are_left_alone(node: Node) -> None:
+    hook = Hook(hook_name="createRuntime", path="/no/such", args=("x", "hook", "update-ldcache"))
+    node.start(Edits(env={LIMIT: "1"}, hooks=({"path": hook.path, "args": list(hook.args)},)))
+    assert node.limits() == (0, None)
+
+
+def test_the_end_of_a_container_takes_all_its_processes_and_clears_nothing(node: Node) -> None:
+    node.start(node.edits(UUIDS[0], **{REQUEST: "4096", LIMIT: "8192"}))
+    with subprocess.Popen(["/usr/bin/env", "-i", "/bin/sleep", "60"]) as clean:
+        node.runtime.enter("u-1", "c", clean.pid)
+        above = os.path.dirname(node.cgroup)
+        node.runtime.end(node.processes, "u-1", "c")
+        assert clean.wait(10) != 0
+    assert not os.path.exists(node.cgroup)
+    assert node.reserved(above) == str(4 * GIB), "what was reserved leaks"
+    node.runtime.end((), "u-1")
+    assert not os.path.exists(above)
+    assert node.reserved(os.path.dirname(above)) == str(4 * GIB)
+    with pytest.raises(FileNotFoundError):
+        node.runtime.enter("u-1", "c", os.getpid())
+
+
+def test_a_container_that_starts_again_begins_without_limits(node: Node) -> None:
+    node.start(node.edits(UUIDS[0], **{LIMIT: "8192"}))
+    node.start(node.edits(UUIDS[0]))
+    assert node.limits() == (0, None)
