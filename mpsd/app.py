@@ -26,9 +26,10 @@ from mpsd.localapi.server import LocalServer, Method
 from mpsd.localapi.wire import MAX_BLOCK_S
 from mpsd.log import complain, configure, get_logger
 from mpsd.processlock import ProcessLock
-from mpsd.snapshot import Desired, GpuClients, Snapshot
+from mpsd.snapshot import Desired, GpuClients, LimitQuery, LimitReading, Snapshot
 from mpsd.state import StateFile
 from mpsd.stopsignal import StopSignal
+from mpsd.supervision.limits import LimitDoor
 from mpsd.supervision.supervisor import Supervisor
 from mpsd.supervision.terminate import Terminator
 
@@ -38,7 +39,7 @@ _SAY = {Severity.INFO: log.info, Severity.WARNING: log.warning, Severity.ERROR: 
 
 LOCK_WAIT_S = 10.0
 """For an instance that is on its way out, as in a rolling upgrade."""
-CLIENTS_S = 4.5
+CLIENTS_S = LIMITS_S = 4.5
 """For a caller that names no time: below the usual timeout of a call, so that it gets the reasons."""
 PROBE_S, PROBE_BYTES = 10.0, 4096
 CLEANUP_S = MAX_BLOCK_S - 2.0
@@ -101,7 +102,7 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
         warnings=warnings,
     )
     prober = Prober(backend, supervisor.inventory_changed, on_error=_begin_anew_if_due)
-    server = LocalServer(config.mpsd_socket, methods(supervisor, Terminator(supervisor)))
+    server = LocalServer(config.mpsd_socket, methods(supervisor, Terminator(supervisor), LimitDoor(supervisor)))
     watcher = ConfigWatcher(
         config_path,
         lambda new: supervisor.config_changed(_with_emulator(new)),
@@ -187,6 +188,19 @@ class _Clients(msgspec.Struct, frozen=True):
     timeout_s: float = CLIENTS_S
 
 
+class _Limits(msgspec.Struct, frozen=True):
+    queries: tuple[LimitQuery, ...]
+    timeout_s: float = LIMITS_S
+
+
+class _SetLimits(msgspec.Struct, frozen=True, kw_only=True):
+    gpu: str
+    cgroup: str
+    soft_bytes: int
+    hard_bytes: int | None
+    timeout_s: float = LIMITS_S
+
+
 Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON, pattern=r"^[^\x00-\x1f\x7f]+$")]
 """One line for people."""
 
@@ -204,7 +218,7 @@ class _Terminate(msgspec.Struct, frozen=True):
     force: bool = False
 
 
-def methods(supervisor: Supervisor, terminator: Terminator) -> dict[str, Method]:
+def methods(supervisor: Supervisor, terminator: Terminator, door: LimitDoor) -> dict[str, Method]:
     """The methods of the local API. Params of the wrong shape raise ProtocolError."""
 
     def watch(params: dict[str, Any]) -> Snapshot:
@@ -219,6 +233,15 @@ def methods(supervisor: Supervisor, terminator: Terminator) -> dict[str, Method]
         if len(asked.uuids) > MAX_UUIDS:
             raise ProtocolError(f"cannot list the clients of more than {MAX_UUIDS} GPUs at a time")
         return supervisor.clients(asked.uuids, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
+
+    def limits(params: dict[str, Any]) -> list[LimitReading]:
+        asked = _params(params, _Limits)
+        return door.read(asked.queries, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
+
+    def set_limits(params: dict[str, Any]) -> LimitReading:
+        asked = _params(params, _SetLimits)
+        query = LimitQuery(asked.gpu, asked.cgroup)
+        return door.set(query, asked.soft_bytes, asked.hard_bytes, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
 
     def replace(params: dict[str, Any]) -> None:
         asked = _params(params, _Replace)
@@ -239,6 +262,8 @@ def methods(supervisor: Supervisor, terminator: Terminator) -> dict[str, Method]
         "watch": watch,
         "apply": apply,
         "clients": clients,
+        "limits": limits,
+        "set_limits": set_limits,
         "replace": replace,
         "terminate": terminate,
         "cleanup": lambda _: {"left": supervisor.cleanup(CLEANUP_S)},

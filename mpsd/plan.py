@@ -24,7 +24,8 @@ class DaemonSpec:
 
     `pinned_limit_bytes` is its default memory limit per client and GPU (protocol 2). Where no sm-sharing resource may
     use the group it is all usable memory: a client that finds the daemon all the same must not eat the reserve.
-    `namespaces` are all that its one server should have (protocol 3).
+    `namespaces` are all that its one server should have, and `main_socket` is whether somebody is to reach its main
+    socket (protocol 3).
     """
 
     name: str
@@ -35,6 +36,7 @@ class DaemonSpec:
     environment: tuple[tuple[str, str], ...]
     namespaces: tuple[Namespace, ...] = ()
     shared_memory: bool = False
+    main_socket: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def daemon_spec(
 ) -> DaemonSpec:
     """The daemon of a group, whether or not it is to run now."""
     usable = group_usable_bytes(config, members)
+    allocations = tuple(allocations)
     served = [allocation for allocation in allocations if allocation.mode is Mode.SM_SHARING]
     dirs = daemon_dirs(config.mps, group.name)
     environment = (
@@ -101,8 +104,11 @@ def daemon_spec(
     only_default = protocol == 2 and len(group.gpus) > 1
     pinned = granted if only_default and granted else max(usable if limit is None else limit, granted)
     namespaces = _namespaces(config, group, members, usable, served) if protocol == 3 else ()
+    main_socket = protocol == 3 and any(allocation.default_socket for allocation in allocations)
     shared_memory = config.mps.shared_memory
-    return DaemonSpec(group.name, group.gpus, protocol, pinned, dirs, environment, namespaces, shared_memory)
+    return DaemonSpec(
+        group.name, group.gpus, protocol, pinned, dirs, environment, namespaces, shared_memory, main_socket
+    )
 
 
 def namespace_of(allocation: DesiredAllocation) -> Namespace:

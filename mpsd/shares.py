@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import msgspec
 
-from mpsd.config.model import FixedMemory, FractionMemory, NodeConfig, Resource, UnitMemory
+from mpsd.config.model import FixedMemory, FractionMemory, Memory, NodeConfig, Resource, UnitMemory
 from mpsd.gpu.model import MIB, GpuInfo, Mode
 from mpsd.groups import Group
 from mpsd.quantity import format_bytes
@@ -49,6 +49,17 @@ def share_size(resource: Resource, usable_bytes: int) -> ShareSize | str:
     return size
 
 
+def has_burst(memory: Memory) -> bool:
+    """Whether the limit of a share is above its request: it may borrow what is free (driver r615 or newer)."""
+    match memory:
+        case FixedMemory():
+            return memory.limit_bytes > memory.request_bytes
+        case FractionMemory():
+            return memory.limit_fraction > memory.fraction
+        case UnitMemory():
+            return False
+
+
 def slots(resource: Resource, usable_bytes: int) -> int:
     """How many shares (units) of the resource lie side by side on a GPU; 0 when none fits."""
     size = share_size(resource, usable_bytes)
@@ -72,12 +83,24 @@ def is_allowed(resource: Resource, config: NodeConfig, group: Group, members: It
     )
 
 
+def burst_allowed(config: NodeConfig, group: Group, members: Iterable[GpuInfo], usable_bytes: int) -> bool:
+    """Whether a share that may borrow memory could lie on this group, in any mode."""
+    members = tuple(members)
+    return any(
+        has_burst(resource.memory)
+        and is_allowed(resource, config, group, members)
+        and isinstance(share_size(resource, usable_bytes), ShareSize)
+        for resource in config.resources
+    )
+
+
 def largest_limit_bytes(
     resources: Iterable[Resource], config: NodeConfig, group: Group, members: Iterable[GpuInfo], usable_bytes: int
 ) -> int | None:
     """The largest limit a container of any sm-sharing resource could get here, None when there is no such.
 
-    A container may ask for all units of a unit resource, so that one counts with every whole unit of the GPU.
+    A container may ask for all units of a unit resource, so that one counts with every whole unit of the GPU. One with
+    burst counts as nothing: it is granted under MPS protocol 3 only, where each container has a limit of its own.
     """
     members = tuple(members)
     limits = []
@@ -85,7 +108,7 @@ def largest_limit_bytes(
         if resource.mode is not Mode.SM_SHARING or not is_allowed(resource, config, group, members):
             continue
         size = share_size(resource, usable_bytes)
-        if isinstance(size, ShareSize):
+        if isinstance(size, ShareSize) and not has_burst(resource.memory):
             units = slots(resource, usable_bytes) if isinstance(resource.memory, UnitMemory) else 1
             limits.append(size.limit_bytes * units)
     return max(limits, default=None)

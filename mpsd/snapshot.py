@@ -94,6 +94,18 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(c.pid for c in self.clients if c.allocation_key is None)
 
 
+class HardLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether this node can hold containers to memory limits by their cgroups (driver r615 or newer).
+
+    `backend`: `dmem` (the kernel's controller) or `misc` (inside the driver), empty where not known. `missing`: each
+    thing that is not there, with what to do; empty: limits can be set and hold. `setters` beside the driver (such as
+    the toolkit's hook) are the plugin's to find.
+    """
+
+    backend: str = ""
+    missing: tuple[str, ...] = ("it is not probed yet",)
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The node as mpsd sees it. `generation` grows by one per change and restarts with `instance`."""
 
@@ -107,6 +119,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The error of a config file that was refused on reload; empty when the file is in force."""
     backend: str = "nvml"
     started_unix_s: float = 0.0
+    hard_limits: HardLimits = HardLimits()
+    cgroup_root: str = "/sys/fs/cgroup"
+    """Where container cgroups are, as seen by whoever reads limits."""
     warnings: tuple[str, ...] = ()
     """What is short of perfect on this host, such as daemons that end with mpsd; each says what to do."""
 
@@ -115,6 +130,22 @@ class GpuClients(msgspec.Struct, frozen=True, kw_only=True):
     """Who uses one GPU, looked up just now; `error` says why that can't be told: then `clients` means nothing."""
 
     clients: tuple[GpuClient, ...] = ()
+    error: str = ""
+
+
+class LimitQuery(msgspec.Struct, frozen=True):
+    """The limits of a container's cgroup (its whole directory) on one GPU."""
+
+    gpu: str
+    cgroup: str
+
+
+class LimitReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in force there; `error` says why that can't be told: then the rest means nothing."""
+
+    soft_bytes: int = 0
+    hard_bytes: int | None = None
+    used_bytes: int = 0
     error: str = ""
 
 
@@ -150,6 +181,8 @@ class DesiredAllocation(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     thread_percent: int | None = None
     slot: int | None = None
+    default_socket: bool = False
+    """Whether it is to reach the daemon's main socket: a time-slicing share that may be above its request."""
 
 
 class Desired(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from mpsd.config.model import (
     GpuDevices,
     GpuRef,
     GpuSelection,
+    LeakPolicy,
     Memory,
     MpsConfig,
     NamespaceMount,
@@ -837,7 +838,11 @@ def _plain_sections(entries: Mapping[str, _Value], default: NodeConfig) -> NodeC
     plugin_socket = f"/device-plugins/{'x' * SOCKET_NAME_MAX_BYTES}"
     sections: dict[str, _Readers] = {
         "memory": {"reserve": ("memory_reserve_bytes", lambda v: v.size(MIB, or_zero=True))},
-        "enforcement": {"minimum": ("enforcement_minimum", lambda v: v.choice(Enforcement))},
+        "enforcement": {
+            "minimum": ("enforcement_minimum", lambda v: v.choice(Enforcement)),
+            "enableDmem": ("enable_dmem", _Value.boolean),
+            "leaks": ("leaks", lambda v: v.choice(LeakPolicy)),
+        },
         "kubelet": {"root": ("kubelet_root", lambda v: v.path_text(socket_below=plugin_socket))},
         "metrics": {"address": ("metrics_address", _metrics_address)},
     }

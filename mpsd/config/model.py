@@ -61,6 +61,14 @@ class NamespaceMount(StrEnum):
     LINKED = "linked"
 
 
+class LeakPolicy(StrEnum):
+    """What happens to memory reserved on a cgroup's ancestors for containers that are gone. REPORT: words only.
+    REPAIR: it is given back through the driver."""
+
+    REPORT = "report"
+    REPAIR = "repair"
+
+
 class FixedMemory(msgspec.Struct, frozen=True, kw_only=True):
     """`memory: {request, limit}` in bytes, whole MiB."""
 
@@ -152,6 +160,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[tuple[str, tuple[GpuRef, ...]], ...] = ()
     memory_reserve_bytes: int = 1 * GIB
     enforcement_minimum: Enforcement = Enforcement.COOPERATIVE
+    enable_dmem: bool = False
+    """Whether mpsd may switch the dmem controller on, down to the cgroups of pods."""
+    leaks: LeakPolicy = LeakPolicy.REPORT
     mps: MpsConfig = MpsConfig()
     cdi: CdiConfig = CdiConfig()
     kubelet_root: str = "/var/lib/kubelet"

@@ -27,7 +27,11 @@ def effective(config: NodeConfig) -> dict[str, Any]:
         "resources": [_resource(resource) for resource in config.resources],
         "gpus": {**_selection(config.gpus), "groups": {name: list(members) for name, members in config.groups}},
         "memory": {"reserve": format_bytes(config.memory_reserve_bytes)},
-        "enforcement": {"minimum": config.enforcement_minimum.value},
+        "enforcement": {
+            "minimum": config.enforcement_minimum.value,
+            "enableDmem": config.enable_dmem,
+            "leaks": config.leaks.value,
+        },
         "mps": {
             "protocol": config.mps.protocol,
             "binary": config.mps.binary,

@@ -14,7 +14,7 @@ from mpsd.daemon.control import CommandFailedError, ControlClient
 from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients, check_client
 from mpsd.daemon.logs.parse import LogLine, Severity, interpret, parse_line, severity
 from mpsd.daemon.namespaces import SERVER, Namespace, is_ours
-from mpsd.daemon.paths import SOCKET_PATH_MAX, DaemonDirs, link_directory, namespace_socket
+from mpsd.daemon.paths import MAIN, SOCKET_PATH_MAX, DaemonDirs, link_directory, namespace_socket
 from mpsd.daemon.protocol3 import DEFAULT, NamespaceRow
 from mpsd.errors import GpufracError, TransientError
 from mpsd.plan import DaemonSpec
@@ -64,9 +64,9 @@ class Controller3:
             rows = self._list(spec)
         refused = _objections(spec, rows, failures)
         _write_config(spec.dirs, [namespace for namespace in spec.namespaces if namespace.name not in refused])
-        if spec.dirs.linked:
-            refused |= _link(spec, refused, keep=rows)
-        attached = frozenset(namespace.name for namespace in spec.namespaces) - refused.keys()
+        refused |= _link(spec, refused, keep=rows)
+        wanted = {*(namespace.name for namespace in spec.namespaces), *((MAIN,) if spec.main_socket else ())}
+        attached = frozenset(wanted - refused.keys())
         return Configured(_default_note(rows), attached, refused)
 
     def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
@@ -74,8 +74,7 @@ class Controller3:
         rows = self._list(spec)
         self._spoilt(spec, rows)
         objections = _objections(spec, rows, {})
-        if spec.dirs.linked:
-            objections = {**_unlinked(spec), **objections}
+        objections = {**_unlinked(spec), **objections}
         default = rows.get(DEFAULT.name)
         if default is not None and (objection := _objection(DEFAULT, default, "")):
             objections[DEFAULT.name] = objection
@@ -218,24 +217,30 @@ def _default_note(rows: Mapping[str, NamespaceRow]) -> str:
 
 
 def _unlinked(spec: DaemonSpec) -> dict[str, str]:
-    """Namespaces whose sockets are not where containers mount them: who finds none runs without MPS and its limits."""
+    """Namespaces, and MAIN, whose sockets are not where containers mount them: who finds none runs without MPS."""
+    names = [namespace.name for namespace in spec.namespaces] if spec.dirs.linked else []
     return {
-        namespace.name: f"its socket in {link_directory(spec.dirs, namespace.name)} is not there"
-        for namespace in spec.namespaces
-        if not directories.is_linked(spec.dirs, namespace.name)
+        name: f"its socket in {link_directory(spec.dirs, name)} is not there"
+        for name in (*names, *((MAIN,) if spec.main_socket else ()))
+        if not directories.is_linked(spec.dirs, name)
     }
 
 
 def _link(spec: DaemonSpec, refused: Collection[str], keep: Iterable[str]) -> dict[str, str]:
-    """Links the sockets of all but `refused` where containers mount them; why one can't be linked, by name."""
+    """Links the sockets where containers mount them: the main one where it is wanted, and where namespaces are linked
+    those of all but `refused`. Says why one can't be linked, by name."""
+    names = {namespace.name for namespace in spec.namespaces} if spec.dirs.linked else set()
+    main = {MAIN} if spec.main_socket else set()
     failed = {}
-    for namespace in spec.namespaces:
-        if namespace.name not in refused:
-            try:
-                directories.link_socket(spec.dirs, namespace.name)
-            except TransientError as error:
-                failed[namespace.name] = str(error)
-    directories.prune_links(spec.dirs, {*keep, *(namespace.name for namespace in spec.namespaces)})
+    for name in sorted((names | main) - set(refused)):
+        try:
+            directories.link_socket(spec.dirs, name)
+        except TransientError as error:
+            failed[name] = str(error)
+    if spec.dirs.linked:
+        directories.prune_links(spec.dirs, {*keep, *names, *main})
+    elif not main:
+        directories.remove_link(spec.dirs, MAIN)
     return failed
 
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection, Iterator
 
 from mpsd.daemon.namespaces import SERVER
-from mpsd.daemon.paths import DaemonDirs, link_directory, namespace_socket
+from mpsd.daemon.paths import MAIN, DaemonDirs, link_directory, link_source, namespace_socket
 from mpsd.errors import TransientError
 
 MODE = 0o755
@@ -132,33 +132,39 @@ def remove(dirs: DaemonDirs) -> None:
 
 
 def link_socket(dirs: DaemonDirs, namespace: str) -> None:
-    """Links the socket of a namespace into our stable directory, where containers have it mounted.
+    """Links the socket of a namespace, or of MAIN, into our stable directory, where containers have it mounted.
 
     Raises:
         TransientError: it can't be linked.
     """
-    source, directory = namespace_socket(dirs, namespace), link_directory(dirs, namespace)
+    source, directory = link_source(dirs, namespace), link_directory(dirs, namespace)
     try:
         for path in (dirs.links, directory):
             _make(path)
-        with (
-            _opened(dirs.pipe) as pipe,
-            _opened(SERVER, pipe) as server,
-            _opened(namespace, server) as theirs,
-            _opened(directory) as ours,
-        ):
+        with _socket_directory(dirs, namespace) as theirs, _opened(directory) as ours:
             _link_control(theirs, ours)
     except OSError as error:
         raise TransientError(f"cannot link {source} to {directory}/control: {error.strerror}") from error
 
 
 def is_linked(dirs: DaemonDirs, namespace: str) -> bool:
-    """Whether the socket of a namespace is in our stable directory."""
+    """Whether the socket of a namespace, or of MAIN, is in our stable directory."""
     try:
         ours = os.lstat(f"{link_directory(dirs, namespace)}/control")
-        return os.path.samestat(ours, os.lstat(namespace_socket(dirs, namespace)))
+        return os.path.samestat(ours, os.lstat(link_source(dirs, namespace)))
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def _socket_directory(dirs: DaemonDirs, namespace: str) -> Iterator[int]:
+    """Where the daemon has the socket of a namespace, or of MAIN. Raises OSError."""
+    with _opened(dirs.pipe) as pipe:
+        if namespace == MAIN:
+            yield pipe
+            return
+        with _opened(SERVER, pipe) as server, _opened(namespace, server) as directory:
+            yield directory
 
 
 def _link_control(theirs: int, ours: int) -> None:
@@ -182,6 +188,12 @@ def prune_links(dirs: DaemonDirs, keep: Collection[str]) -> None:
         for name in os.listdir(links):
             if name not in keep:
                 _remove_tree(links, name)
+
+
+def remove_link(dirs: DaemonDirs, namespace: str) -> None:
+    """Removes our directory of a namespace, or of MAIN, where there is one."""
+    with contextlib.suppress(OSError), _opened(dirs.links) as links:
+        _remove_tree(links, namespace)
 
 
 # Tenants may write pipe directories (protocol 2) and those of their namespaces, and change them while we look. So

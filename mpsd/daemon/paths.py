@@ -10,6 +10,9 @@ from mpsd.daemon.namespaces import SERVER
 SOCKET_PATH_MAX = 107
 """sun_path of a Unix socket is 108 bytes with its NUL. A daemon that can't bind exits without saying why."""
 
+MAIN = "_main"
+"""The name among namespaces that stands for the daemon's main socket. No share's namespace is called so."""
+
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 """The PATH control daemons and front ends get."""
 
@@ -84,8 +87,13 @@ def namespace_socket(dirs: DaemonDirs, namespace: str) -> str:
     return f"{namespace_directory(dirs, namespace)}/control"
 
 
+def link_source(dirs: DaemonDirs, namespace: str) -> str:
+    """The socket that our directory for a namespace, or MAIN, has a link of."""
+    return dirs.control_socket if namespace == MAIN else namespace_socket(dirs, namespace)
+
+
 def link_directory(dirs: DaemonDirs, namespace: str) -> str:
-    """Our directory for a namespace, the same over restarts of the daemon."""
+    """Our directory for a namespace, or for MAIN, the same over restarts of the daemon."""
     return f"{dirs.links}/{namespace}"
 
 

@@ -23,6 +23,19 @@ class GpuNotSupportedError(GpuError):
     """This driver or GPU does not offer the call (NVML 3 NOT_SUPPORTED, 13 FUNCTION_NOT_FOUND)."""
 
 
+class NoLimitError(GpuError):
+    """There is no limit to read, or none can be set there (NVML 6 NOT_FOUND): no limit on the cgroup or near it, or a
+    cgroup without dmem files."""
+
+
+class MemoryLimits(NamedTuple):
+    """Limits of a cgroup on one GPU. `hard_bytes` None: no ceiling. `used_bytes`: charged to it and below it."""
+
+    soft_bytes: int
+    hard_bytes: int | None
+    used_bytes: int = 0
+
+
 class XidEvent(NamedTuple):
     """A critical XID, as the driver reports it."""
 
@@ -32,6 +45,10 @@ class XidEvent(NamedTuple):
 
 class GpuBackend(Protocol):
     """Blocking calls, safe from several threads; any may hang, so callers bring their own deadline."""
+
+    @property
+    def cgroup_root(self) -> str:
+        """Where the cgroups are whose limits it knows: the top of the cgroup v2 hierarchy."""
 
     def open(self) -> None:
         """Initialise. Raises GpuError with the reason (library missing, driver not loaded ...). May be called again."""
@@ -56,6 +73,12 @@ class GpuBackend(Protocol):
 
     def processes(self, uuid: str) -> Sequence[GpuProcess]:
         """Processes with a compute context, MPS clients included. Raises GpuError."""
+
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        """Limits in force for a cgroup, by its whole directory. Raises NoLimitError, GpuNotSupportedError, GpuError."""
+
+    def set_memory_limits(self, uuid: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> None:
+        """Sets both; soft 0 and hard None clear them. Needs root. Raises the same."""
 
     def wait_xid(self, timeout_s: float) -> XidEvent | None:
         """Blocks for the next critical XID, None after the time. GpuNotSupportedError where no events are offered."""

@@ -4,12 +4,13 @@ Numbers are NVML's return codes (nvmlReturn_t). NVML itself may be called from s
 """
 
 import ctypes
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError, XidEvent
+from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError, MemoryLimits, NoLimitError, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
 
 _UNINITIALIZED, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _INSUFFICIENT_SIZE = 1, 3, 4, 6, 7
@@ -29,6 +30,14 @@ _ADVICE: Final = {
     "reload the module or reboot the node, then restart this process",
 }
 
+_LIMIT_ADVICE: Final = _ADVICE | {
+    _NO_PERMISSION: "run as root; the driver says this, too, where the node can't hold limits: it takes cgroup v2",
+    _NOT_SUPPORTED: "it takes driver r615 or newer with memory accounting on (no RmMemacctMode=0), and no MIG",
+    _FUNCTION_NOT_FOUND: "libnvidia-ml.so.1 is older than driver r615: upgrade the driver",
+    _NOT_FOUND: "there is no limit on this cgroup, or it has no dmem files",
+}
+"""NVML API reference, nvmlDeviceSetMemoryLimits_v1, and NVIDIA's documentation of memory partitioning (r615)."""
+
 _COMPUTE_MODES: Final = {0: ComputeMode.DEFAULT, 2: ComputeMode.PROHIBITED, 3: ComputeMode.EXCLUSIVE_PROCESS}
 """nvmlComputeMode_t. 1 is EXCLUSIVE_THREAD, gone since CUDA 8."""
 
@@ -40,6 +49,8 @@ _IDLE_S = 2.0
 
 class NvmlBackend:
     """`GpuBackend` on libnvidia-ml.so.1. `sysfs` is where the kernel's PCI devices are read (NUMA node)."""
+
+    cgroup_root = "/sys/fs/cgroup"
 
     def __init__(self, sysfs: str = "/sys") -> None:
         self._sysfs = sysfs
@@ -134,6 +145,21 @@ class NvmlBackend:
             known = [b for b in (used.get(process.pid), process.usedGpuMemory) if b is not None]
             used[int(process.pid)] = max(known, default=None)
         return tuple(GpuProcess(pid=pid, used_bytes=used_bytes) for pid, used_bytes in sorted(used.items()))
+
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        with self._translated(f"read the memory limits of {cgroup} on", uuid, _LIMIT_ADVICE, NoLimitError):
+            nvml = self._api()
+            limits = nvml.c_nvmlGetMemoryLimits_v1_t(os.fsencode(cgroup))
+            nvml.nvmlDeviceGetMemoryLimits_v1(self._device(uuid), limits)
+            hard_bytes = None if limits.hardLimit == nvml.NVML_DEVICE_MEMORY_LIMIT_MAX else int(limits.hardLimit)
+            return MemoryLimits(int(limits.softLimit), hard_bytes, int(limits.currentUsed))
+
+    def set_memory_limits(self, uuid: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> None:
+        with self._translated(f"set the memory limits of {cgroup} on", uuid, _LIMIT_ADVICE, NoLimitError):
+            nvml = self._api()
+            hard = nvml.NVML_DEVICE_MEMORY_LIMIT_MAX if hard_bytes is None else hard_bytes
+            limits = nvml.c_nvmlSetMemoryLimits_v1_t(os.fsencode(cgroup), soft_bytes, hard)
+            nvml.nvmlDeviceSetMemoryLimits_v1(self._device(uuid), limits)
 
     def wait_xid(self, timeout_s: float) -> XidEvent | None:
         """Events of the GPUs last listed by uuids(); one that can't be registered is left out."""
@@ -242,7 +268,9 @@ class NvmlBackend:
         return node if node >= 0 else None
 
     @contextmanager
-    def _translated(self, what: str, uuid: str = "") -> Iterator[None]:
+    def _translated(
+        self, what: str, uuid: str = "", advice: Mapping[int, str] = _ADVICE, not_found: type[GpuError] = GpuError
+    ) -> Iterator[None]:
         """Around every call of NVML: counts it, and turns vendor errors into ours, "cannot <what> ..."."""
         with self._idle:
             self._calls += 1
@@ -253,13 +281,13 @@ class NvmlBackend:
                 raise
             code = int(exc.value)
             subject = f"{what} GPU {uuid}" if uuid else what
-            advice = f": {_ADVICE[code]}" if code in _ADVICE else ""
-            text = f"cannot {subject}: {str(exc).rstrip('.')} (NVML {code}){advice}"
+            to_do = f": {advice[code]}" if code in advice else ""
+            text = f"cannot {subject}: {str(exc).rstrip('.')} (NVML {code}){to_do}"
             if code in _LOST:
                 raise GpuLostError(text, code) from exc
             if code in _NOT_OFFERED:
                 raise GpuNotSupportedError(text, code) from exc
-            raise GpuError(text, code) from exc
+            raise (not_found if code == _NOT_FOUND else GpuError)(text, code) from exc
         finally:
             with self._idle:
                 self._calls -= 1

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from mpsd.errors import GpufracError, NotReachableError
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
-from mpsd.snapshot import Desired, GpuClients, Snapshot
+from mpsd.snapshot import Desired, GpuClients, LimitQuery, LimitReading, Snapshot
 
 TIMEOUT_S: Final = 5.0
 
@@ -89,6 +89,22 @@ class MpsdClient:
         # mpsd gives up on a hung GPU first, so that what the others said still gets here.
         params = {"uuids": tuple(uuids), "timeout_s": 0.8 * timeout_s}
         return call(self._path, "clients", params, dict[str, GpuClients], timeout_s)
+
+    def limits(self, queries: Sequence[LimitQuery]) -> list[LimitReading]:
+        """The memory limits in force for cgroups, in the order asked."""
+        params = {"queries": tuple(queries), "timeout_s": 0.8 * self._timeout_s}
+        return call(self._path, "limits", params, list[LimitReading], self._timeout_s)
+
+    def set_limits(self, gpu: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> LimitReading:
+        """Sets the memory limits of a cgroup on one GPU and reads them back; soft 0 and hard None clear them."""
+        params = {
+            "gpu": gpu,
+            "cgroup": cgroup,
+            "soft_bytes": soft_bytes,
+            "hard_bytes": hard_bytes,
+            "timeout_s": 0.8 * self._timeout_s,
+        }
+        return call(self._path, "set_limits", params, LimitReading, self._timeout_s)
 
     def status(self) -> dict[str, Any]:
         """Facts about the process itself, for people."""

@@ -12,7 +12,7 @@ from mpsd.daemon.controller import Configured
 from mpsd.daemon.host import DaemonHost, ForeignDaemonError, Running
 from mpsd.daemon.lifecycle import Effect, Event, Jitter, Lifecycle, Policy
 from mpsd.daemon.namespaces import Namespace
-from mpsd.daemon.paths import mount_directory
+from mpsd.daemon.paths import MAIN, link_directory, mount_directory
 from mpsd.errors import ConfigError, GpufracError
 from mpsd.log import get_logger
 from mpsd.plan import DaemonSpec, GroupPlan, namespace_of
@@ -68,6 +68,7 @@ class DaemonKeeper:
         self._limit_bytes: int | None = None
         self._verified: Mapping[str, Namespace] = {}
         self._refused: Mapping[str, str] = {}
+        self._main_linked = False
         self.leaving: bool | None = None
         """When stopping: None until decided, then whether the daemon is left running."""
 
@@ -204,7 +205,8 @@ class DaemonKeeper:
     def _proven(self) -> DaemonSpec:
         """The spec with what was read back and no more: what was never set is no reason to distrust the daemon."""
         namespaces = tuple(n for n in self.spec.namespaces if self._verified.get(n.name) == n)
-        return replace(self.spec, namespaces=namespaces, pinned_limit_bytes=self._limit_bytes or 0)
+        limit_bytes = self._limit_bytes or 0
+        return replace(self.spec, namespaces=namespaces, pinned_limit_bytes=limit_bytes, main_socket=self._main_linked)
 
     def remove_directories(self) -> None:
         """Removes what an ended daemon leaves on disk."""
@@ -288,7 +290,7 @@ class DaemonKeeper:
 
     def _on_running(self, running: Running) -> None:
         self.identity, self.outdated = running.identity, ""
-        self._limit_bytes, self._verified, self._refused = None, {}, {}
+        self._limit_bytes, self._verified, self._refused, self._main_linked = None, {}, {}, False
         self.servers, self.server_trouble = (), ""
         self._outside.started(self)
         self.feed(life.Adopted() if running.adopted else life.Spawned())
@@ -299,7 +301,7 @@ class DaemonKeeper:
             return  # the plan changed meanwhile; the answer that counts is under way
         self._limit_bytes = spec.pinned_limit_bytes
         self._verified = {n.name: n for n in spec.namespaces if n.name in configured.attached}
-        self._refused = configured.refused
+        self._refused, self._main_linked = configured.refused, MAIN in configured.attached
         if self.server_trouble:
             self.feed(life.ConfigFailed(self.server_trouble))
         else:
@@ -332,13 +334,14 @@ class DaemonKeeper:
         """For the snapshot; None where nothing is and nothing is to be.
 
         Args:
-            allocations: the live sm-sharing ones of its group.
+            allocations: the live ones of its group that reach the daemon.
         """
         if self.state is DaemonState.ABSENT and not self.life.wanted and (self.plan is None or self.plan.not_shared):
             return None
         attached: tuple[Attached, ...] = ()
-        if self.answers and self.spec.protocol == 3:
-            attached = tuple(self._attached(allocation) for allocation in allocations)
+        if self.answers:
+            by_socket = (a for a in allocations if self.spec.protocol == 3 or a.default_socket)
+            attached = tuple(self._attached(allocation) for allocation in by_socket)
         fine = self.answers and not self.life.wedged
         return DaemonStatus(
             state=self.state,
@@ -357,12 +360,22 @@ class DaemonKeeper:
         )
 
     def _attached(self, allocation: DesiredAllocation) -> Attached:
+        if allocation.default_socket:
+            return self._attached_to_main(allocation)
         namespace = namespace_of(allocation)
         objection = ""
         if self._verified.get(namespace.name) != namespace:
             objection = self._refused.get(namespace.name, f"its MPS namespace {namespace.name} is not set up yet")
         directory = mount_directory(self.spec.dirs, namespace.name)
         return Attached(allocation.key, directory, namespace.limit_bytes, objection)
+
+    def _attached_to_main(self, allocation: DesiredAllocation) -> Attached:
+        objection = ""
+        if self.spec.protocol != 3:
+            objection = f"it needs MPS protocol 3, and the daemon of {self.name} speaks {self.spec.protocol}"
+        elif not self._main_linked:
+            objection = self._refused.get(MAIN, "the daemon's main socket is not linked for it yet")
+        return Attached(allocation.key, link_directory(self.spec.dirs, MAIN), allocation.limit_bytes, objection)
 
 
 def _nothing() -> None:

@@ -37,7 +37,9 @@ from mpsd.snapshot import DaemonState, Desired, DesiredAllocation, GpuClients, G
 from mpsd.state import StateFile
 from mpsd.supervision.computemode import Hold, fits, hold_for
 from mpsd.supervision.daemon import DaemonKeeper, Outside
+from mpsd.supervision.hardlimits import HardLimitsKeeper
 from mpsd.supervision.lanes import Lane
+from mpsd.supervision.limits import Job, LimitDesk
 from mpsd.supervision.mode import ModeKeeper
 from mpsd.supervision.published import Published
 from mpsd.supervision.servers import NO_HOST_PIDS, DaemonLogs, ServerWatch
@@ -63,6 +65,7 @@ class _Gpu:
     lane: Lane
     mode: ModeKeeper
     usage: Usage
+    limits: LimitDesk
     counted_s: float = 0.0
 
     @property
@@ -145,6 +148,7 @@ class Supervisor:
         self._protocol_of = ""
         """The driver version that the choice was made for, or is being made."""
         self._protocol_retry_s: float | None = None
+        self._hard_limits = HardLimitsKeeper(backend, self._post)
         self._recalled = False
         self._config_error = ""
         self._cleanups: list[_Cleanup] = []
@@ -203,6 +207,14 @@ class Supervisor:
             except queue.Empty:
                 found[uuid] = untold(uuid, f"no answer in {round(timeout_s, 1):g} s")
         return found
+
+    def ask_limits(self, uuid: str, job: Job) -> None:
+        """Has a GPU's driver asked for memory limits of cgroups, or told to set them."""
+        self._post(partial(self._on_limits_asked, uuid, job))
+
+    def soft_limit_seen(self) -> None:
+        """A container has guaranteed memory by its cgroup."""
+        self._post(self._hard_limits.soft_limit_seen)
 
     @property
     def simulated(self) -> bool:
@@ -265,7 +277,7 @@ class Supervisor:
             self._loop.join(STOP_S + LOOK_S)
         self._published.close()
         self._watcher.close()
-        lanes = [self._disk, *(gpu.lane for gpu in self._gpus.values()), *self._lanes.values()]
+        lanes = [self._disk, self._hard_limits.lane, *(gpu.lane for gpu in self._gpus.values()), *self._lanes.values()]
         for lane in lanes:
             lane.join(1.0)
 
@@ -319,7 +331,7 @@ class Supervisor:
             undecided = any(daemon.leaving is None for daemon in self._daemons.values())
             deadlines += [self._stop.deadline_s, self._stop.decide_s if undecided else None]
         deadlines += [cleanup.deadline_s for cleanup in self._cleanups]
-        deadlines.append(self._protocol_retry_s)
+        deadlines += [self._protocol_retry_s, self._hard_limits.deadline_s if self._stop is None else None]
         now_s = time.monotonic()
         # Never 0: a deadline of the past that changes nothing must not make the loop spin.
         return max(0.01, min((d for d in deadlines if d is not None), default=now_s + 3600.0) - now_s)
@@ -328,6 +340,8 @@ class Supervisor:
         now_s = time.monotonic()
         if self._protocol_retry_s is not None and now_s >= self._protocol_retry_s:
             self._ask_protocol()
+        if self._stop is None:
+            self._hard_limits.pass_deadline(now_s)
         for daemon in self._daemons.values():
             daemon.pass_deadline(now_s)
         for name, servers in self._servers.items():
@@ -378,7 +392,7 @@ class Supervisor:
             partial(self._on_counted, uuid),
             simulated=self.simulated,
         )
-        return _Gpu(state, lane, mode, usage)
+        return _Gpu(state, lane, mode, usage, LimitDesk(self._backend, lane, self._post))
 
     def _choose_protocol(self, driver_version: str) -> None:
         try:
@@ -445,6 +459,13 @@ class Supervisor:
             question.reply.put(untold(uuid, "mpsd does not know this GPU (yet)"))
         else:
             gpu.usage.ask(question)
+
+    def _on_limits_asked(self, uuid: str, job: Job) -> None:
+        gpu = self._gpus.get(uuid)
+        if gpu is None:
+            job.refuse("mpsd does not know this GPU (yet)")
+        else:
+            gpu.limits.ask(job)
 
     def _on_terminate(
         self, uuid: str, pid: int, deadline_s: float, answer: "queue.SimpleQueue[GpufracError | None]"
@@ -602,6 +623,13 @@ class Supervisor:
         return tuple(sorted(states, key=lambda state: (state.info.index, state.info.uuid)))
 
     def _reconcile(self) -> None:
+        if self._stop is None:
+            self._hard_limits.observe(
+                self._inventory.driver_version,
+                [gpu.state for gpu in self._gpus.values()],
+                enable_dmem=self._config.enable_dmem,
+                policy=self._config.leaks,
+            )
         for daemon in list(self._daemons.values()):
             if self._stop is None:
                 self._reconcile_daemon(daemon)
@@ -769,7 +797,7 @@ class Supervisor:
     def _snapshot(self, generation: int = 0) -> Snapshot:
         allocations: dict[str, list[DesiredAllocation]] = {}
         for allocation in self._desired.allocations:
-            if allocation.mode is Mode.SM_SHARING:
+            if allocation.mode is Mode.SM_SHARING or allocation.default_socket:
                 allocations.setdefault(allocation.group, []).append(allocation)
         known = [self._gpus[state.info.uuid] for state in self._known()] if self._protocol is not None else []
         return Snapshot(
@@ -781,7 +809,9 @@ class Supervisor:
             config_error=self._config_error,
             backend=self._config.backend,
             started_unix_s=self._started_unix_s,
-            warnings=(*self._warnings, *self._nameless(), *self._homeless()),
+            hard_limits=self._hard_limits.found,
+            cgroup_root=self._backend.cgroup_root,
+            warnings=(*self._warnings, *self._nameless(), *self._homeless(), *self._hard_limits.warnings),
         )
 
     def _homeless(self) -> Iterable[str]:

@@ -8,6 +8,8 @@
  *   noevents   no GPU registers for events        mps.N       the same for MPS clients
  *   mode.N     compute mode, kept by the setter   mig.N       MIG is on
  *   eperm      setters answer 4                   unsupported optional facts answer 3 (not supported)
+ *   limits.N   lines "SOFT HARD USED CGROUP": memory limits, kept by the setter; none for a cgroup: the getter answers 6
+ *   limitcode  "N": memory limit calls answer N   limitunit   "N": the setter keeps multiples of N
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -86,6 +88,22 @@ int nvmlDeviceGetMemoryInfo_v2(Dev d, struct memory2 *m) {
 int nvmlDeviceGetComputeRunningProcesses_v3(Dev d, u32 *n, void *p) { return processes(d, n, p, "procs"); }
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(Dev d, u32 *n, void *p) { return processes(d, n, p, "mps"); }
 int nvmlDeviceGetNumaNodeId(Dev d, u32 *n) { DEV(d); OPTIONAL; *n = 1; return 0; }
+struct setlimits { const char *cgroup; u64 soft, hard; };
+struct getlimits { const char *cgroup; u64 soft, hard, used; };
+int nvmlDeviceGetMemoryLimits_v1(Dev d, struct getlimits *l) {
+  DEV(d); int r = number("limitcode", -1, 0); if (r) return r;
+  char b[600], c[4096]; u64 soft, hard, used; FILE *f = fopen(path(b, "limits", d->i), "r"); r = 6;
+  while (f && fscanf(f, "%llu %llu %llu %4095[^\n]", &soft, &hard, &used, c) == 4)
+    if (!strcmp(c, l->cgroup)) { l->soft = soft; l->hard = hard; l->used = used; r = 0; }
+  if (f) fclose(f);
+  return r; }
+int nvmlDeviceSetMemoryLimits_v1(Dev d, struct setlimits *l) {
+  DEV(d); int r = number("limitcode", -1, 0); if (r) return r;
+  if (has("eperm", -1)) return 4;
+  char b[600]; u64 unit = number("limitunit", -1, 1); FILE *f = fopen(path(b, "limits", d->i), "a");
+  if (!f) return 999;
+  fprintf(f, "%llu %llu 0 %s\n", l->soft / unit * unit, l->hard == ~0ull ? l->hard : l->hard / unit * unit, l->cgroup);
+  fclose(f); return 0; }
 #endif
 int nvmlEventSetCreate(void **s) { NEED; *s = malloc(1); return 0; }
 int nvmlEventSetFree(void *s) { NEED; free(s); return 0; }

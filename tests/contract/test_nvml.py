@@ -215,6 +215,68 @@ def test_compute_mode_is_set_and_read(mock: Mock) -> None:
     assert "run as root" in values[6][2]
 
 
+def test_memory_limits_are_set_and_read_per_gpu_and_cgroup(mock: Mock) -> None:
+    mock.touch("limits.1", "1 18446744073709551615 77 /sys/fs/cgroup/b\n")
+    none, *values = mock.python("""
+        b.open(); A, B = "/sys/fs/cgroup/a b\\xe9", "/sys/fs/cgroup/b"
+        out(attempt(lambda: b.memory_limits(U[0], A)))
+        b.set_memory_limits(U[0], A, 1 << 30, (1 << 40) + 1); out(b.memory_limits(U[0], A))
+        b.set_memory_limits(U[0], A, 0, None); out(b.memory_limits(U[0], A))
+        out(b.memory_limits(U[1], B)); out(b.cgroup_root)
+    """)
+    assert none[:2] == ["NoLimitError", 6]
+    assert "cannot read the memory limits of /sys/fs/cgroup/a b\xe9 on GPU" in none[2]
+    assert values == [[1 << 30, (1 << 40) + 1, 0], [0, None, 0], [1, None, 77], "/sys/fs/cgroup"]
+
+
+def test_a_memory_limit_reads_back_as_the_driver_keeps_it(mock: Mock) -> None:
+    mock.touch("limitunit", "4096")
+    (limits,) = mock.python("b.open(); b.set_memory_limits(U[0], '/c', 4095, 8193); out(b.memory_limits(U[0], '/c'))")
+    assert limits == [0, 8192, 0]
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "words"),
+    [
+        (3, "GpuNotSupportedError", "takes driver r615"),
+        (4, "GpuError", "run as root"),
+        (6, "NoLimitError", "no limit on this cgroup"),
+        (15, "GpuLostError", "reset"),
+        (16, "GpuLostError", "gpu-reset"),
+        (28, "GpuLostError", "NVML 28"),
+        (999, "GpuError", "NVML 999"),
+    ],
+)
+def test_each_refusal_of_memory_limits_says_what_to_do(mock: Mock, code: int, error: str, words: str) -> None:
+    mock.touch("limitcode", str(code))
+    for failure in mock.python("""
+        b.open(); out(attempt(lambda: b.memory_limits(U[0], "/c")))
+        out(attempt(lambda: b.set_memory_limits(U[0], "/c", 0, None)))
+    """):
+        assert failure[:2] == [error, code]
+        assert words in failure[2]
+
+
+def test_memory_limits_need_root_to_be_set_and_a_gpu_that_is_there(mock: Mock) -> None:
+    mock.touch("eperm")
+    denied, gone = mock.python("""
+        b.open(); out(attempt(lambda: b.set_memory_limits(U[0], "/c", 0, None)))
+        out(attempt(lambda: b.memory_limits(U[2], "/c")))
+    """)
+    assert denied[:2] == ["GpuError", 4]
+    assert gone[:2] == ["GpuLostError", 28]  # and not: no limit
+
+
+def test_a_library_older_than_memory_limits(mock: Mock) -> None:
+    mock.driver = "old"
+    for failure in mock.python("""
+        b.open(); out(attempt(lambda: b.memory_limits(U[0], "/c")))
+        out(attempt(lambda: b.set_memory_limits(U[0], "/c", 0, None)))
+    """):
+        assert failure[:2] == ["GpuNotSupportedError", 13]
+        assert "upgrade the driver" in failure[2]
+
+
 def test_xid_event_names_its_gpu_even_when_that_one_is_lost(mock: Mock) -> None:
     first, second, none, third = mock.python("""
         b.open(); b.uuids()

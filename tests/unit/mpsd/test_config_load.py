@@ -19,6 +19,7 @@ from mpsd.config.model import (
     FractionMemory,
     GpuDevices,
     GpuSelection,
+    LeakPolicy,
     MpsConfig,
     NamespaceMount,
     NodeConfig,
@@ -61,7 +62,7 @@ resources:
     compute: {{mode: sm-sharing}}
 gpus: {{include: all, exclude: [9], groups: {{pair0: [2, 3]}}}}
 memory: {{reserve: 512Mi}}
-enforcement: {{minimum: none}}
+enforcement: {{minimum: none, enableDmem: true, leaks: repair}}
 mps:
   protocol: 3
   binary: /opt/bin/mps
@@ -180,6 +181,8 @@ def test_every_key(any_loader: None) -> None:
         groups=(("pair0", (2, 3)),),
         memory_reserve_bytes=512 * MIB,
         enforcement_minimum=Enforcement.NONE,
+        enable_dmem=True,
+        leaks=LeakPolicy.REPAIR,
         mps=MpsConfig(
             protocol="3",
             binary="/opt/bin/mps",
@@ -212,6 +215,7 @@ def test_defaults(any_loader: None) -> None:
     assert config.groups == ()
     assert config.memory_reserve_bytes == GIB
     assert config.enforcement_minimum is config.resources[0].enforcement is Enforcement.COOPERATIVE
+    assert (config.enable_dmem, config.leaks) == (False, LeakPolicy.REPORT)
     assert config.mps.protocol == "auto"
     assert config.mps.binary == "nvidia-cuda-mps-control"
     assert (config.mps.driver_root, config.mps.run_root, config.mps.log_root) == (
@@ -279,7 +283,7 @@ def test_the_effective_config_is_in_the_spelling_of_the_file() -> None:
         ],
         "gpus": {"include": "all", "exclude": [], "groups": {}},
         "memory": {"reserve": "1Gi"},
-        "enforcement": {"minimum": "cooperative"},
+        "enforcement": {"minimum": "cooperative", "enableDmem": False, "leaks": "report"},
         "mps": {
             "protocol": "auto",
             "binary": "nvidia-cuda-mps-control",
@@ -594,6 +598,8 @@ def test_a_resource_needs_a_name() -> None:
         ("memory: {reserve: -1Gi}", 'memory.reserve: "-1Gi": must be 0, or at least 1Mi'),
         ("memory: 1Gi", 'memory: "1Gi": must be a mapping'),
         ("enforcement: {minimum: off}", 'enforcement.minimum: "off": must be hard, cooperative or none'),
+        ("enforcement: {enableDmem: 1}", f'enforcement.enableDmem: "1": {TRUE}'),
+        ("enforcement: {leaks: yes}", 'enforcement.leaks: "yes": must be report or repair'),
         ("enforcement: hard", 'enforcement: "hard": must be a mapping'),
         ("mps:", "mps: must not be empty: delete the key to get its default"),
         ("mps: {protocol: 4}", 'mps.protocol: "4": must be auto, 2 or 3'),

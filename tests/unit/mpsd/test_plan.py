@@ -48,6 +48,16 @@ def test_a_shareable_gpu_gets_a_daemon() -> None:
     }
 
 
+def test_the_main_socket_is_for_whom_asks_for_it_and_only_with_protocol_3() -> None:
+    config = NodeConfig(resources=(resource(mode=Mode.TIME_SLICING),), groups=PAIR)
+    plain = allocation(UUIDS[2], mode=Mode.TIME_SLICING)
+    burst = allocation(*UUIDS[:2], mode=Mode.TIME_SLICING, group="pair0", key="k2", default_socket=True)
+    for protocol in (2, 3):
+        pair, lone = planned(config, gpus(3), plain, burst, protocol=protocol)
+        assert (pair.spec.main_socket, lone.spec.main_socket) == (protocol == 3, False)
+        assert pair.spec.namespaces == ()
+
+
 def test_a_group_has_one_daemon_for_all_its_gpus_and_its_size_is_that_of_the_smallest() -> None:
     infos = [*gpus(1), GpuInfo(uuid=UUIDS[1], index=1, name="", memory_total_bytes=40 * GIB), *gpus(3)[2:]]
     config = NodeConfig(resources=(resource(mode=Mode.TIME_SLICING),), groups=PAIR)

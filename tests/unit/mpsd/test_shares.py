@@ -144,6 +144,7 @@ def test_the_largest_limit_is_over_what_may_use_the_gpu_under_mps() -> None:
     assert largest(resource(fixed(8), Mode.TIME_SLICING)) is None
     assert largest(resource(fixed(100))) is None
     assert largest(resource(fixed(8), groups=("pair",))) is None
-    assert largest(resource(fixed(8)), resource(fixed(4, 16)), resource(fixed(70), Mode.TIME_SLICING)) == 16 * GIB
+    assert largest(resource(fixed(8)), resource(fixed(16)), resource(fixed(70), Mode.TIME_SLICING)) == 16 * GIB
+    assert largest(resource(fixed(8)), resource(fixed(4, 16))) == 8 * GIB, "burst is not granted under protocol 2"
     assert largest(resource(fixed(8)), resource(UnitMemory(unit_bytes=GIB))) == 78 * GIB
-    assert largest(resource(FractionMemory(fraction=0.1, limit_fraction=0.5))) == fraction_of(usable, 0.5)
+    assert largest(resource(FractionMemory(fraction=0.5, limit_fraction=0.5))) == fraction_of(usable, 0.5)

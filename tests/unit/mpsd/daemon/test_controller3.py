@@ -15,7 +15,7 @@ from mpsd.daemon import protocol3
 from mpsd.daemon.controller import Configured, NotAClientError
 from mpsd.daemon.controller3 import Controller3
 from mpsd.daemon.namespaces import Namespace
-from mpsd.daemon.paths import DaemonDirs, daemon_dirs, mount_directory, namespace_socket
+from mpsd.daemon.paths import MAIN, DaemonDirs, daemon_dirs, link_directory, mount_directory, namespace_socket
 from mpsd.errors import ProtocolError, TransientError
 from mpsd.plan import DaemonSpec
 from tests.unit.mpsd.daemon.fakes import Daemon3, refusal
@@ -319,6 +319,35 @@ def test_links_follow_the_daemons_sockets_in_directories_that_stay(short_tmp: Pa
     for _ in range(2):
         node.controller.configure(node.spec())
     assert os.listdir(node.dirs.links) == []
+
+
+@pytest.mark.parametrize("mount", list(NamespaceMount))
+def test_the_main_socket_is_linked_while_somebody_is_to_reach_it(short_tmp: Path, mount: NamespaceMount) -> None:
+    node = Node(short_tmp, mount)
+    node.start(A)
+    link = Path(link_directory(node.dirs, MAIN))
+    wanted = replace(node.spec(A), main_socket=True)
+    assert node.controller.configure(wanted).refused.keys() == {MAIN}  # it is not there yet
+    for _ in range(2):
+        os.mknod(node.dirs.control_socket, stat.S_IFSOCK | 0o666)
+        assert node.controller.configure(wanted) == Configured("", frozenset({"a", MAIN}), {})
+        assert os.path.samefile(link / "control", node.dirs.control_socket)
+        inode = link.stat().st_ino
+        directories.clear_stale(node.dirs)  # the daemon dies, and another one comes
+        node.start(A)
+    assert link.stat().st_ino == inode
+    assert node.controller.configure(node.spec(A)).attached == {"a"}
+    assert not link.exists()
+
+
+def test_links_of_another_mount_kind_stay_as_containers_may_have_them(short_tmp: Path) -> None:
+    node = Node(short_tmp, NamespaceMount.LINKED)
+    node.start(A)
+    node.controller.configure(node.spec(A))
+    plain = replace(node.spec(A), dirs=daemon_dirs(MpsConfig(run_root=f"{short_tmp}/run"), "GPU-1"))
+    node.daemon.dirs = plain.dirs
+    node.controller.configure(plain)
+    assert os.listdir(node.dirs.links) == ["a"]
 
 
 def test_what_cannot_be_linked_is_not_attached(short_tmp: Path) -> None:

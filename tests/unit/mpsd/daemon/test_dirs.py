@@ -8,7 +8,7 @@ import pytest
 
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import dirs as directories
-from mpsd.daemon.paths import DaemonDirs, daemon_dirs, link_directory, namespace_directory, namespace_socket
+from mpsd.daemon.paths import MAIN, DaemonDirs, daemon_dirs, link_directory, namespace_directory, namespace_socket
 from mpsd.errors import TransientError
 
 
@@ -118,6 +118,19 @@ def test_a_socket_is_linked_again_when_it_is_another_one(dirs: DaemonDirs) -> No
     assert mode(directory) == 0o755
     with pytest.raises(TransientError, match=r"cannot link .*/s/a/control to .*/a/control: No such file"):
         directories.link_socket(dirs, "a")
+
+
+def test_the_main_socket_is_linked_beside_namespaces(dirs: DaemonDirs) -> None:
+    directories.prepare(dirs)
+    os.mknod(dirs.control_socket, stat.S_IFSOCK | 0o666)
+    directories.link_socket(dirs, MAIN)
+    directory = f"{dirs.run_root}/mps/GPU-1.ns/_main"
+    assert link_directory(dirs, MAIN) == directory
+    assert os.path.samefile(f"{directory}/control", dirs.control_socket)
+    for _ in range(2):
+        directories.remove_link(dirs, MAIN)
+    assert os.listdir(dirs.links) == []
+    assert os.path.exists(dirs.control_socket)
 
 
 def test_links_of_namespaces_that_are_no_more_go(dirs: DaemonDirs) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from mpsd.errors import GpufracError
-from mpsd.gpu.backend import GpuBackend, GpuError, XidEvent
+from mpsd.gpu.backend import GpuBackend, GpuError, MemoryLimits, XidEvent
 from mpsd.gpu.health import Policy
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory
 from mpsd.gpu.prober import Prober
@@ -29,6 +29,8 @@ class FakeClock:
 
 class ScriptedBackend:
     """`fail[(call, uuid)]` is raised, a call in `gates` waits for its event. Counts every finished or begun call."""
+
+    cgroup_root = "/nowhere"
 
     def __init__(self, gpus: int = 2) -> None:
         self.listed: list[str] = [gpu_uuid(n) for n in range(gpus)]
@@ -85,6 +87,12 @@ class ScriptedBackend:
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
         raise AssertionError("the prober never sets a mode")
+
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        raise AssertionError("the prober never asks for limits")
+
+    def set_memory_limits(self, uuid: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> None:
+        raise AssertionError("the prober never sets limits")
 
     def processes(self, uuid: str) -> Sequence[GpuProcess]:
         self._call("processes", uuid)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured, MpsClients, NotAClientError
 from mpsd.daemon.host import DaemonHost, ProtocolChoice, Running
+from mpsd.daemon.paths import MAIN
 from mpsd.errors import GpufracError, TransientError
-from mpsd.gpu.backend import GpuBackend, XidEvent
+from mpsd.gpu.backend import GpuBackend, MemoryLimits, NoLimitError, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
 from mpsd.plan import DaemonSpec
 
@@ -92,6 +93,8 @@ class FakeHost:
         with self._called:
             self.namespaces[spec.name] = names
             self._called.notify_all()
+        if spec.main_socket:
+            names |= {MAIN}
         return Configured(attached=names - self.refused.keys(), refused=self.refused)
 
     def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
@@ -127,7 +130,8 @@ class FakeHost:
 
 
 class FakeBackend:
-    """Compute modes and processes by UUID. `fail[call]` is raised, calls for a GPU in `gates` wait for its event."""
+    """Compute modes and processes by UUID, memory limits by UUID and cgroup. `fail[call]` is raised, calls for a GPU in
+    `gates` wait for its event. `keep` is what becomes of limits that are set."""
 
     def __init__(self) -> None:
         self.modes: dict[str, ComputeMode] = defaultdict(lambda: ComputeMode.DEFAULT)
@@ -138,15 +142,21 @@ class FakeBackend:
         self.ignore_set = False
         self.gates: dict[str, threading.Event] = {}
         self.looked: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.cgroup_root = "/nowhere"
+        self.limits: dict[tuple[str, str], MemoryLimits] = {}
+        self.keep: Callable[[MemoryLimits], MemoryLimits] = lambda limits: limits
 
     def _call(self, name: str) -> None:
         if (error := self.fail.get(name)) is not None:
             raise error
 
-    def compute_mode(self, uuid: str) -> ComputeMode:
-        self._call("compute_mode")
+    def _enter(self, name: str, uuid: str) -> None:
+        self._call(name)
         if (gate := self.gates.get(uuid)) is not None:
             assert gate.wait(WAIT_S)
+
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        self._enter("compute_mode", uuid)
         return self.modes[uuid]
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
@@ -160,6 +170,16 @@ class FakeBackend:
         self.looked.put(uuid)
         self._call("processes")
         return self.running.get(uuid, ())
+
+    def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        self._enter("memory_limits", uuid)
+        if (found := self.limits.get((uuid, cgroup))) is None:
+            raise NoLimitError("no limit", 6)
+        return found
+
+    def set_memory_limits(self, uuid: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> None:
+        self._enter("set_memory_limits", uuid)
+        self.limits[uuid, cgroup] = self.keep(MemoryLimits(soft_bytes, hard_bytes))
 
     def open(self) -> None:
         raise NotImplementedError

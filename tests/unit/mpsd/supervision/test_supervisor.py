@@ -20,6 +20,7 @@ from mpsd.daemon.host import ForeignDaemonError, ProtocolChoice
 from mpsd.daemon.lifecycle import Policy
 from mpsd.daemon.logs.parse import ClientConnected, FaultClients, FaultEnded, ServerExited
 from mpsd.daemon.namespaces import Namespace
+from mpsd.daemon.paths import MAIN
 from mpsd.errors import ConfigError, TransientError
 from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory, Mode
@@ -638,6 +639,66 @@ def test_a_namespace_that_cannot_be_set_up_holds_up_its_allocation_only(three: B
     three.supervisor.apply(Desired(allocations=(units, allocation(ONE, limit_bytes=8 * GIB))))
     gpu = three.until_gpu(ONE, lambda g: bool(attached(g)) and "not set up" not in str(attached(g)))
     assert attached(gpu) == {"u1": "cannot change its limit while a client of it lives", "k1": ""}
+
+
+def burst(*gpus: str, **more: object) -> Desired:
+    """A time-slicing allocation that may be above its request, beside one that may not."""
+    values: dict[str, object] = {"mode": Mode.TIME_SLICING, **more}
+    lent = allocation(*gpus, key="b1", limit_bytes=16 * GIB, default_socket=True, **values)  # type: ignore[arg-type]
+    return Desired(allocations=(allocation(*gpus, **values), lent))  # type: ignore[arg-type]
+
+
+def test_who_may_be_above_its_request_gets_the_main_socket(three: Bench) -> None:
+    three.supervisor.inventory_changed(inventory(state_of(ONE)))
+    three.until_daemon(ONE, DaemonState.READY)
+    three.supervisor.apply(burst(ONE))
+    gpu = three.until_gpu(ONE, lambda g: attached(g) == {"b1": ""} and g.mode is not None)
+    assert gpu.daemon is not None
+    (found,) = gpu.daemon.attached
+    directory = f"{three.config.mps.run_root}/mps/{ONE}.ns/_main"
+    assert (found.pipe_directory, found.limit_bytes) == (directory, 16 * GIB)
+    assert (gpu.mode, gpu.driver_compute_mode) == (Mode.TIME_SLICING, ComputeMode.DEFAULT)
+    three.exits(ONE)
+    three.until_gpu(ONE, lambda g: attached(g) == {})
+    three.supervisor.apply(Desired())
+
+
+def test_the_main_socket_of_a_group(short_tmp: Path, watchless: None) -> None:
+    config = NodeConfig(
+        resources=(resource(),), mps=MpsConfig(run_root=f"{short_tmp}/run"), groups=(("pair0", (1, 2)),)
+    )
+    bench = Bench(short_tmp, CALM, config)
+    bench.host.choice = ProtocolChoice(3)
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+        bench.supervisor.apply(burst(ONE, TWO, group="pair0"))
+        for uuid in (ONE, TWO):
+            gpu = bench.until_gpu(uuid, lambda g: attached(g) == {"b1": ""})
+            assert gpu.daemon is not None
+            assert gpu.daemon.attached[0].pipe_directory == f"{config.mps.run_root}/mps/pair0.ns/_main"
+
+
+def test_a_main_socket_that_cannot_be_linked_holds_up_its_allocation(three: Bench) -> None:
+    three.host.refused[MAIN] = "cannot link it: Operation not permitted"
+    three.supervisor.inventory_changed(inventory(state_of(ONE)))
+    three.supervisor.apply(burst(ONE))
+    three.until_gpu(ONE, lambda g: attached(g) == {"b1": "cannot link it: Operation not permitted"})
+
+
+def test_under_protocol_2_nobody_can_be_above_its_request(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(burst(ONE))
+    gpu = calm.until_gpu(ONE, lambda g: bool(attached(g)))
+    assert "needs MPS protocol 3" in attached(gpu)["b1"]
+
+
+def test_the_snapshot_says_what_the_node_proves_about_hard_limits(short_tmp: Path, watchless: None) -> None:
+    bench = Bench(short_tmp, CALM)
+    assert bench.supervisor.snapshot.hard_limits.missing == ("it is not probed yet",)
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        snapshot = bench.until(lambda s: "driver 580.95.05" in s.hard_limits.missing[0])
+        assert snapshot.cgroup_root == bench.backend.cgroup_root
 
 
 def test_a_namespace_that_a_tenant_spoilt_holds_up_its_allocation_only(short_tmp: Path, watchless: None) -> None:
