@@ -20,6 +20,10 @@ from cdi.model import Device, Spec
 DEFAULT_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 GPU_KINDS = ("nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu")
 """Kinds that name whole GPUs: of NVIDIA's container toolkit, and of its device plugin."""
+MEMORY_HOOK = "apply-cuda-memory-limits"
+"""In the arguments of the container toolkit's createRuntime hook that sets a container's memory limits before its
+process starts, from NVIDIA_GPU_MEMORY_REQUEST and NVIDIA_GPU_MEMORY_LIMIT in its environment (NVIDIA container toolkit,
+cuda-memory-limits)."""
 _SHOWN = 5
 
 
@@ -98,10 +102,12 @@ class Registry(msgspec.Struct, frozen=True):
 
 
 class GpuKind(msgspec.Struct, frozen=True):
-    """The kind whose devices name every asked GPU by UUID. `kind` None: there is none, `reasons` says why by UUID."""
+    """The kind whose devices name every asked GPU by UUID. `kind` None: there is none, `reasons` says why by UUID.
+    `hooked`: all kinds that name every GPU and set memory limits; see `sets_limits`."""
 
     kind: str | None
     reasons: Mapping[str, str] = msgspec.field(default_factory=dict)
+    hooked: frozenset[str] = frozenset()
 
     def qualified(self, uuid: str) -> str:
         """The qualified name of a GPU. Only where a kind was found."""
@@ -141,18 +147,33 @@ def build(files: Iterable[SpecFile | BrokenFile], directories: Sequence[str] = D
     )
 
 
-def find_gpu_kind(registry: Registry, uuids: Iterable[str], kinds: Sequence[str] = GPU_KINDS) -> GpuKind:
+def sets_limits(found: Found) -> bool:
+    """Whether the device, or its file for all devices, carries the toolkit's hook for memory limits."""
+    hooks = (*found.device.container_edits.hooks, *found.file.spec.container_edits.hooks)
+    return any(MEMORY_HOOK in hook.args for hook in hooks)
+
+
+def find_gpu_kind(
+    registry: Registry, uuids: Iterable[str], kinds: Sequence[str] = GPU_KINDS, *, prefer_hooked: bool = False
+) -> GpuKind:
     """The first of `kinds` with a device named after each GPU's UUID (pure).
 
     Devices of an index are not taken: an index is not stable, and the files may be older than the order of GPUs now.
+
+    Args:
+        prefer_hooked: one that sets memory limits on every GPU comes before the others.
     """
     asked = tuple(dict.fromkeys(uuids))
     missing = {
         kind: [uuid for uuid in asked if isinstance(registry.resolve(f"{kind}={uuid}"), NotFound)] for kind in kinds
     }
-    for kind in kinds:
-        if not missing[kind]:
-            return GpuKind(kind)
+    complete = [kind for kind in kinds if not missing[kind]]
+    hooked = frozenset(
+        kind for kind in complete if all(sets_limits(registry.devices[f"{kind}={uuid}"]) for uuid in asked)
+    )
+    if complete:
+        preferred = [kind for kind in complete if kind in hooked] if prefer_hooked else []
+        return GpuKind((preferred or complete)[0], hooked=hooked)
     # The kind that gets closest is the one to repair; one that is absent altogether only when all are.
     present = [kind for kind in kinds if registry.devices_of(kind) or _conflicting(registry, kind)]
     nearest = min(present or kinds, key=lambda kind: len(missing[kind]), default=None)

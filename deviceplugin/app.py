@@ -14,7 +14,7 @@ from cdi.registry import scan
 from deviceplugin import lastknown
 from deviceplugin.broker import Broker
 from deviceplugin.drains import Drains
-from deviceplugin.gpudevices import DeviceChooser
+from deviceplugin.gpudevices import Choice, DeviceChooser
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.ledger import Ledger
 from mpsd.config.load import load_config
@@ -65,8 +65,8 @@ def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:
     broker = Broker(config, ledger, drains)
     for problem in broker.problems:
         log.error("a record is not usable", problem=problem)
-    broker.restore_gpus(known.gpus)
-    devices = DeviceChooser(broker, scan, known.gpu_kind)
+    broker.restore(known.gpus, known.hard_limits)
+    devices = DeviceChooser(broker, scan, Choice(known.gpu_kind, hooked=known.hooked))
     devices.choose()
     broker.publish()
     sessions = Sessions(os.path.join(config.kubelet_root, "device-plugins"), broker, late)

@@ -19,15 +19,24 @@ from deviceplugin.owners import Pods
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
-from deviceplugin.plan.model import Allocation, NodeView, Refusal, RefusalCode, ResourceView
+from deviceplugin.plan.enforcement import soft_bytes
+from deviceplugin.plan.model import (
+    Allocation,
+    HardAbility,
+    NodeView,
+    Refusal,
+    RefusalCode,
+    ResourceView,
+    newer,
+)
 from deviceplugin.plan.preferred import preferred
-from deviceplugin.plan.start import attach_objection, gpus_objection, pipe_directory
+from deviceplugin.plan.start import attach_objection, gpus_objection, hard_objection, pipe_directory, starts_as
 from deviceplugin.plan.view import daemon_trouble, gpu_view, node_view
 from deviceplugin.presence import Holder, Observation, Presence, Shares
-from mpsd.config.model import FixedMemory, NodeConfig, Resource, UnitMemory
+from mpsd.config.model import Delivery, FixedMemory, NodeConfig, Resource, UnitMemory
 from mpsd.errors import GpufracError
 from mpsd.gpu.model import GpuHealth, Mode
-from mpsd.snapshot import Desired, DesiredAllocation, GpuStatus, Snapshot
+from mpsd.snapshot import Desired, DesiredAllocation, GpuStatus, HardLimits, Snapshot
 
 DAEMON_GRACE_S = 10.0
 """How long a daemon (or mpsd) may be away before free shares turn Unhealthy: a restart takes about a second."""
@@ -73,7 +82,8 @@ class Broker:
         self._trouble_since: dict[str, tuple[str, float]] = {}
         self._foreign: dict[str, str] = {}
         self._protocols: dict[str, int] = {}
-        self._gpu_kind = ""
+        self._hard = HardAbility()
+        self._cgroup_root = Snapshot(instance="", generation=0).cgroup_root
         self._kind_trouble: dict[str, str] = {}
         self._generation = 0
         self._granted_at: dict[str, float] = {}
@@ -126,6 +136,7 @@ class Broker:
         if size is None or group is None:
             return True
         count = len(live.device_ids)
+        given = view.enforcement_on(live.group)
         now = structs.replace(
             live,
             gpus=group.gpus,
@@ -133,9 +144,11 @@ class Broker:
             limit_bytes=size.limit_bytes * count,
             mode=view.resource.mode,
             thread_percent=view.resource.thread_percent,
-            enforcement=view.enforcement_on(live.group),
+            enforcement=given,
+            minimum=view.resource.enforcement,
+            soft_bytes=soft_bytes(given, group, self._accounts, size.request_bytes * count),
             delivery=self._config.cdi.delivery,
-            gpu_kind=self._gpu_kind,
+            gpu_kind=self._hard.kind,
         )
         return now != live
 
@@ -155,7 +168,7 @@ class Broker:
             wanted,
             generation=self._generation,
             delivery=self._config.cdi.delivery,
-            gpu_kind=self._gpu_kind,
+            gpu_kind=self._hard.kind,
         )
         if isinstance(outcome, Allocation):
             outcome = structs.replace(outcome, created_unix_s=round(self._wall(), 3))
@@ -232,16 +245,20 @@ class Broker:
                 self._absence = "" if snapshot.gpus else f"mpsd sees no GPU: {snapshot.reason or 'none is there'}"
                 if snapshot.gpus:
                     self._gpus = _with_gone(snapshot, self._gpus)
+                    limits = newer(self._hard.limits, snapshot.hard_limits)
+                    self._hard = structs.replace(self._hard, limits=limits)
+                    self._cgroup_root = snapshot.cgroup_root
                     self._note_protocols(snapshot.gpus)
                     self._complete = self._complete or not snapshot.reason
             self._rebuild()
             self._mark_dirty()
 
-    def restore_gpus(self, gpus: tuple[GpuStatus, ...]) -> None:
-        """GPUs as an earlier run knew them: the first list must not wait for mpsd."""
+    def restore(self, gpus: tuple[GpuStatus, ...], hard_limits: HardLimits) -> None:
+        """The node as an earlier run knew it: the first list must not wait for mpsd."""
         with self._lock:
             if not self._gpus:
                 self._gpus = gpus
+                self._hard = structs.replace(self._hard, limits=hard_limits)
                 self._note_protocols(gpus)
                 self._rebuild()
                 self._publish()
@@ -249,11 +266,13 @@ class Broker:
     def _note_protocols(self, gpus: Iterable[GpuStatus]) -> None:
         self._protocols |= {gpu.info.uuid: gpu.daemon.protocol for gpu in gpus if gpu.daemon is not None}
 
-    def set_gpu_kind(self, kind: str, trouble: Mapping[str, str]) -> None:
-        """Which CDI kind carries the GPUs' device nodes (empty: none), and why it lacks a GPU."""
+    def set_gpu_kind(self, kind: str, trouble: Mapping[str, str], hooked: frozenset[str] = frozenset()) -> None:
+        """Which CDI kind carries the GPUs' device nodes (empty: none), why it lacks a GPU, and which kinds set memory
+        limits."""
         with self._lock:
-            if (kind, dict(trouble)) != (self._gpu_kind, self._kind_trouble):
-                self._gpu_kind, self._kind_trouble = kind, dict(trouble)
+            hard = structs.replace(self._hard, kind=kind, hooked=hooked)
+            if (hard, dict(trouble)) != (self._hard, self._kind_trouble):
+                self._hard, self._kind_trouble = hard, dict(trouble)
                 self._rebuild()
                 self._mark_dirty()
 
@@ -353,7 +372,7 @@ class Broker:
                 device_ids,
                 generation=self._generation,
                 delivery=self._config.cdi.delivery,
-                gpu_kind=self._gpu_kind,
+                gpu_kind=self._hard.kind,
                 force=True,
             )
             if isinstance(outcome, Allocation):
@@ -407,16 +426,21 @@ class Broker:
                 self._mark_dirty()
 
     def permitted(self) -> dict[str, tuple[Allocation, str]]:
-        """Allocations whose containers may start now, with the directory of their daemon that they mount (empty without
-        a daemon). Everything is checked against what mpsd said last: see plan.start."""
+        """Allocations whose containers may start now, at the level they would start with, with the directory of their
+        daemon that they mount (empty without a daemon). Everything is checked against what mpsd said last: see
+        plan.start."""
         with self._lock:
             if self._absence:
                 return {}
             gpus = {gpu.info.uuid: gpu for gpu in self._gpus}
             judged: dict[object, str] = {}  # hundreds of allocations ask the same few questions
             allowed = {}
-            for allocation in self._accounts:
-                question = (allocation.group, allocation.gpus, allocation.mode, allocation.limit_bytes)
+            for granted in self._accounts:
+                if hard_objection(granted, self._hard):
+                    continue
+                allocation = starts_as(granted, self._hard)
+                place = (allocation.group, allocation.gpus, allocation.mode)
+                question = (*place, allocation.default_socket, allocation.limit_bytes)
                 if question not in judged:
                     judged[question] = gpus_objection(allocation, gpus)
                 if not judged[question] and not attach_objection(allocation, gpus):
@@ -481,6 +505,16 @@ class Broker:
         """Whether mpsd has answered since this process started."""
         return self._mpsd_seen
 
+    @property
+    def hard(self) -> HardAbility:
+        """Whether new containers can be held to hard limits, as far as known."""
+        return self._hard
+
+    @property
+    def cgroup_root(self) -> str:
+        """Where mpsd sees the cgroups of containers."""
+        return self._cgroup_root
+
     def gpus(self) -> tuple[GpuStatus, ...]:
         """The GPUs as known last, ordered by index."""
         return self._gpus
@@ -494,7 +528,12 @@ class Broker:
         """One consistent picture for status and metrics."""
         with self._lock:
             held = {
-                uuid: (self._accounts.granted_bytes(uuid), self._accounts.mode(uuid), len(self._accounts.on_gpu(uuid)))
+                uuid: Held(
+                    self._accounts.granted_bytes(uuid),
+                    self._accounts.limit_bytes(uuid),
+                    self._accounts.mode(uuid),
+                    len(self._accounts.on_gpu(uuid)),
+                )
                 for uuid in self._view.gpus
             }
             return Inspection(
@@ -507,7 +546,8 @@ class Broker:
                 held=held,
                 gpus=self._gpus,
                 absence=self._absence,
-                gpu_kind=self._gpu_kind,
+                hard=self._hard,
+                delivery=self._config.cdi.delivery,
                 kind_trouble=dict(self._kind_trouble),
                 drained=self._drains.by_gpu,
             )
@@ -572,7 +612,7 @@ class Broker:
                 )
             )
         held = self._accounts.held_groups()
-        view = node_view(self._config, views, held, complete=self._complete, previous=self._view)
+        view = node_view(self._config, views, held, hard=self._hard, complete=self._complete, previous=self._view)
         resources = dict(view.resources)
         for name in sorted(self._accounts.resources() - resources.keys()):
             resources[name] = self._dropped(name)
@@ -645,9 +685,18 @@ class Broker:
         return min((end - now_s for end in ends if end > now_s), default=None)
 
 
+class Held(msgspec.Struct, frozen=True):
+    """What is held on one GPU: the sums of requests and of limits, the mode (None: idle), and by how many."""
+
+    granted_bytes: int
+    limit_bytes: int
+    mode: Mode | None
+    allocations: int
+
+
 class Inspection(msgspec.Struct, frozen=True):
-    """What `Broker.inspect` shows. `held`: GPU -> (granted bytes, mode, allocations). `holders`: who holds an
-    allocation now; `pods`: the pods that were seen to, by UID, the newest last."""
+    """What `Broker.inspect` shows. `held` is by GPU. `holders`: who holds an allocation now; `pods`: the pods that were
+    seen to, by UID, the newest last."""
 
     view: NodeView
     lists: Mapping[str, Published]
@@ -655,10 +704,11 @@ class Inspection(msgspec.Struct, frozen=True):
     holders: Mapping[str, Holder | None]
     pods: Mapping[str, Mapping[str, Holder]]
     vacated: frozenset[str]
-    held: Mapping[str, tuple[int, Mode | None, int]]
+    held: Mapping[str, Held]
     gpus: tuple[GpuStatus, ...]
     absence: str
-    gpu_kind: str
+    hard: HardAbility
+    delivery: Delivery
     kind_trouble: Mapping[str, str]
     drained: Mapping[str, Drain]
 
@@ -674,6 +724,7 @@ def desired_allocation(allocation: Allocation) -> DesiredAllocation:
         limit_bytes=allocation.limit_bytes,
         thread_percent=allocation.thread_percent,
         slot=allocation.slot,
+        default_socket=allocation.default_socket,
     )
 
 

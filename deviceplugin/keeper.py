@@ -17,6 +17,7 @@ from cdi.model import Spec
 from cdi.writer import Applied
 from deviceplugin import ids, owners, render
 from deviceplugin.broker import Broker, missing_records
+from deviceplugin.hardlimits import LimitKeeper, LimitState, MarkedCgroup
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.kubelet.watch import Identity, socket_identity
@@ -29,7 +30,7 @@ from mpsd.errors import GpufracError
 from mpsd.gpu.model import Mode
 from mpsd.log import get_logger
 from mpsd.processes import PodProcess
-from mpsd.snapshot import DaemonState, Desired, GpuClients, GpuStatus
+from mpsd.snapshot import DaemonState, Desired, GpuClients, GpuStatus, LimitQuery, LimitReading
 
 log = get_logger("plugin")
 
@@ -66,10 +67,12 @@ class SpecFiles(Protocol):
 
 
 class Mpsd(Protocol):
-    """The two calls the keeper makes to mpsd; they raise GpufracError."""
+    """The calls the keeper makes to mpsd; they raise GpufracError."""
 
     def apply(self, desired: Desired) -> None: ...
     def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, GpuClients]: ...
+    def limits(self, queries: Sequence[LimitQuery]) -> Sequence[LimitReading]: ...
+    def set_limits(self, gpu: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> LimitReading: ...
 
 
 class Kubelet(Protocol):
@@ -87,6 +90,8 @@ class Report:
     unenforced: Mapping[str, str] = field(default_factory=dict)
     release_blocked: Mapping[str, str] = field(default_factory=dict)
     held_back: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, LimitState] = field(default_factory=dict)
+    limit_drifts: int = 0
 
 
 class Keeper:
@@ -94,6 +99,7 @@ class Keeper:
 
     Args:
         pod_processes: one look at all processes of pods, by pod UID.
+        marked_cgroups: one look at all cgroups of containers with our marker, below a root.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class Keeper:
         *,
         kubelet_root: str,
         pod_processes: Callable[[], Mapping[str, list[PodProcess]]],
+        marked_cgroups: Callable[[str], Iterable[MarkedCgroup]],
         housekeeping: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -124,11 +131,12 @@ class Keeper:
         self._push_needed = True
         self._spec_lock = threading.Lock()
         self._observe_lock = threading.Lock()
-        self._published: dict[str, str] = {}
-        """Keys of the files written, and what they mount."""
+        self._published: dict[str, Grant] = {}
+        """Keys of the files written, and what they say."""
         self._containers: Containers = {}
         self._markers = Markers()
         self._marked_s = float("-inf")
+        self._limits = LimitKeeper(broker, mpsd, marked_cgroups, monotonic=monotonic)
         self._unmarked: dict[str, str] = {}
         self._past_mps: dict[str, str] = {}
         self._foreign: dict[str, str] = {}
@@ -216,7 +224,7 @@ class Keeper:
         return problems
 
     def _write_all(self, permitted: Mapping[str, Grant], *, verify: bool) -> list[str]:
-        changed = {key for key, (_, mounted) in permitted.items() if self._published.get(key) != mounted}
+        changed = {key for key, grant in permitted.items() if self._published.get(key) != grant}
         held_back = self._held_back([permitted[key][0] for key in changed])
         with self._spec_lock:
             wanted = permitted.keys() if verify else changed
@@ -252,7 +260,7 @@ class Keeper:
             applied = self._specs.apply({key: self._spec(*grant) for key, grant in permitted.items()})
         except CdiError as error:
             return [str(error)]
-        self._published = {key: mounted for key, (_, mounted) in permitted.items() if key not in applied.errors}
+        self._published = {key: grant for key, grant in permitted.items() if key not in applied.errors}
         return [str(error) for error in applied.errors.values()]
 
     def _spec(self, allocation: Allocation, pipe_directory: str) -> Spec:
@@ -265,7 +273,7 @@ class Keeper:
             self._specs.put(allocation.key, self._spec(allocation, pipe_directory))
         except CdiError as error:
             return str(error)
-        self._published[allocation.key] = pipe_directory
+        self._published[allocation.key] = (allocation, pipe_directory)
         return ""
 
     def _withdraw(self, key: str) -> str:
@@ -303,6 +311,7 @@ class Keeper:
                 if self.observe():
                     self.collect()
                 self.check_markers()
+                self.check_limits()
                 self._housekeeping()
             except Exception:
                 log.exception("the observer failed and goes on")
@@ -475,6 +484,11 @@ class Keeper:
             log.error("a container runs unenforced", key=key, reason=found[key])
         self.report.unenforced = found
 
+    def check_limits(self) -> None:
+        """Finds containers whose hard limit is not in force, and sets it again."""
+        self._limits.look()
+        self.report.limits, self.report.limit_drifts = self._limits.report, self._limits.drifts
+
     def _creation_begun(self, holder: Holder) -> bool:
         """Whether the kubelet has made the directory it makes before it creates a container."""
         return os.path.isdir(os.path.join(self._pods_directory, holder.pod_uid, "containers", holder.container))
@@ -496,7 +510,8 @@ class Keeper:
         plain = {uuid: GpuClients(clients=gpu.clients) for uuid, gpu in gpus.items()}
         pods = self._broker.pods()
         live = [a for a in self._broker.allocations() if a.mode is Mode.SM_SHARING]
-        live = [a for a in live if a.enforcement is not Enforcement.NONE and _plain(a, plain, pods)]
+        # A hard limit is the cgroup's: it holds past MPS, too.
+        live = [a for a in live if a.enforcement is Enforcement.COOPERATIVE and _plain(a, plain, pods)]
         if not live:
             return {}
         # What mpsd knew may be of a moment when the daemon could not say who its clients are.

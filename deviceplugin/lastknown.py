@@ -8,16 +8,19 @@ from msgspec import structs
 from cdi.atomic import replace_file
 from mpsd.gpu.model import GpuHealth
 from mpsd.log import get_logger
-from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus
+from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, HardLimits
 
 log = get_logger("plugin")
 
 
 class LastKnown(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs as last reported, the CDI kind that carried their device nodes (empty: none was found), and the boot."""
+    """GPUs as last reported, the CDI kind that carried their device nodes (empty: none was found), the kinds that set
+    memory limits, whether hard limits could be set, and the boot."""
 
     gpus: tuple[GpuStatus, ...] = ()
     gpu_kind: str = ""
+    hooked: frozenset[str] = frozenset()
+    hard_limits: HardLimits = HardLimits()
     boot_id: str = ""
 
 

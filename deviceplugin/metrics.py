@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from deviceplugin.status import PluginStatus
+from mpsd.config.model import Enforcement
 from mpsd.log import get_logger
 
 log = get_logger("plugin")
@@ -24,9 +25,9 @@ def render(status: PluginStatus) -> str:
     gpus, resources = status.gpus, status.resources
     lines: list[str] = []
 
-    def gauge(name: str, text: str, samples: Iterable[Sample]) -> None:
+    def gauge(name: str, text: str, samples: Iterable[Sample], kind: str = "gauge") -> None:
         lines.append(f"# HELP gpufrac_{name} {text}")
-        lines.append(f"# TYPE gpufrac_{name} gauge")
+        lines.append(f"# TYPE gpufrac_{name} {kind}")
         lines.extend(f"gpufrac_{name}{_labels(labels)} {value:g}" for labels, value in samples)
 
     gauge("mpsd_up", "1 while mpsd answers and sees GPUs.", [({}, not status.mpsd_error)])
@@ -39,6 +40,7 @@ def render(status: PluginStatus) -> str:
         [({"gpu_uuid": g.uuid}, g.usable_bytes) for g in gpus],
     )
     gauge("gpu_granted_bytes", "Sum of granted requests.", [({"gpu_uuid": g.uuid}, g.granted_bytes) for g in gpus])
+    gauge("gpu_limit_bytes", "Sum of granted limits.", [({"gpu_uuid": g.uuid}, g.limit_bytes) for g in gpus])
     gauge("gpu_allocations", "Live allocations.", [({"gpu_uuid": g.uuid}, g.allocations) for g in gpus])
     gauge("gpu_blocked", "1 while the GPU takes nothing new.", [({"gpu_uuid": g.uuid}, bool(g.reason)) for g in gpus])
     gauge("gpu_drained", "1 while an operator drains the GPU.", [({"gpu_uuid": g.uuid}, bool(g.drained)) for g in gpus])
@@ -55,11 +57,17 @@ def render(status: PluginStatus) -> str:
     for allocation in status.allocations:
         counts[allocation.state] += 1
     gauge("allocations", "Live allocations by state.", [({"state": state}, count) for state, count in counts.items()])
-    unenforced = sum(1 for a in status.allocations if a.enforcement == "none")
-    gauge("allocations_unenforced", "Live allocations without an enforced limit.", [({}, unenforced)])
+    unenforced = sum(1 for a in status.allocations if a.enforcement in ("none", *_below(a.granted_enforcement)))
+    gauge("allocations_unenforced", "Live allocations without a limit enforced as granted.", [({}, unenforced)])
+    gauge("limit_drift_total", "Hard limits found not in force.", [({}, status.limit_drifts)], "counter")
     claimed = sum(1 for a in status.allocations if a.claimed_by)
     gauge("allocations_claimed", "Live allocations that processes of other pods call theirs.", [({}, claimed)])
     return "\n".join(lines) + "\n"
+
+
+def _below(granted: str) -> tuple[str, ...]:
+    """The levels below the one granted."""
+    return tuple(lesser for lesser in Enforcement if granted and lesser.rank < Enforcement(granted).rank)
 
 
 def _labels(labels: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ import msgspec
 
 from cdi.model import ContainerEdits, Device, Mount, Spec
 from deviceplugin.plan.model import Allocation
-from mpsd.config.model import Delivery, MpsConfig
+from mpsd.config.model import Delivery, Enforcement, MpsConfig
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.gpu.model import MIB, Mode
 
@@ -67,8 +67,13 @@ def environment(allocation: Allocation) -> tuple[tuple[str, str], ...]:
         ("GPUFRAC_COMPUTE_MODE", str(allocation.mode)),
         ("GPUFRAC_ENFORCEMENT", str(allocation.enforcement)),
     ]
-    if allocation.mode is Mode.SM_SHARING:
+    if allocation.enforcement is Enforcement.HARD:
+        # For the container toolkit's hook, which wants both, in MiB, and reads them before the process starts.
+        pairs.append(("NVIDIA_GPU_MEMORY_REQUEST", str(allocation.soft_bytes // MIB)))
+        pairs.append(("NVIDIA_GPU_MEMORY_LIMIT", str(allocation.limit_bytes // MIB)))
+    if allocation.needs_daemon:
         pairs.append(("CUDA_MPS_PIPE_DIRECTORY", CONTAINER_PIPE_DIRECTORY))
+    if allocation.mode is Mode.SM_SHARING:
         if len(allocation.gpus) == 1:
             # Keyed by the ordinal as the container sees it. On several GPUs a rank that narrows CUDA_VISIBLE_DEVICES
             # would drop every limit, so there the daemon's default holds, or the namespace (MPS protocol 3). Beside a
@@ -83,11 +88,11 @@ def mounts(allocation: Allocation, pipe_directory: str, shared_memory: str = "")
     """(container path, host path) pairs, none where no daemon is used.
 
     Args:
-        pipe_directory: the daemon's, or that of the allocation's namespace.
+        pipe_directory: the daemon's, that of the allocation's namespace, or the one that links the main socket.
         shared_memory: what the daemon sees as /dev/shm, empty for the node's (`mps.sharedMemory`). It takes the place
             of the pod's own, and tenants of the daemon share it.
     """
-    if allocation.mode is not Mode.SM_SHARING:
+    if not allocation.needs_daemon:
         return ()
     pairs = ((CONTAINER_PIPE_DIRECTORY, pipe_directory),)
     return (*pairs, (SHARED_MEMORY, shared_memory)) if shared_memory else pairs

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -16,11 +16,13 @@ from deviceplugin.broker import Broker
 from deviceplugin.clients import clients, targets
 from deviceplugin.drains import Drain
 from deviceplugin.gpudevices import DeviceChooser
+from deviceplugin.hardlimits import marked_cgroups
 from deviceplugin.keeper import Keeper
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.kubelet.watch import DirectoryWatch, Identity, socket_identity
 from deviceplugin.metrics import MetricsServer
+from deviceplugin.plan.model import newer
 from deviceplugin.status import PluginStatus, plugin_status
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
@@ -75,6 +77,7 @@ class Services:
             self._kubelet,
             kubelet_root=config.kubelet_root,
             pod_processes=partial(processes_of_pods, simulated=config.backend == "simulated"),
+            marked_cgroups=partial(marked_cgroups, simulated=_simulated_cgroups(config)),
             housekeeping=self._housekeeping,
         )
         self._config_error = ""
@@ -133,6 +136,7 @@ class Services:
             config_restart_needed=self._restart_needed,
             gpu_devices_reason=self._devices.choice.reason,
             problems=(*self._broker.problems, *filter(None, [self._broker.ledger_error])),
+            state_root=self._broker.config.state_root,
         )
 
     def _status(self, params: Mapping[str, object]) -> PluginStatus:
@@ -185,8 +189,10 @@ class Services:
                 if not answering:
                     log.info("mpsd answers")
                 answering = True
-                if {gpu.info.uuid for gpu in snapshot.gpus} - {gpu.info.uuid for gpu in self._broker.gpus()}:
-                    self._devices.choose(snapshot.gpus)  # before a share of a new GPU can be granted
+                new = {gpu.info.uuid for gpu in snapshot.gpus} - {gpu.info.uuid for gpu in self._broker.gpus()}
+                known = self._broker.hard.limits
+                if new or newer(known, snapshot.hard_limits) != known:
+                    self._devices.choose(snapshot)  # before a share of a new GPU, or at a new level, can be granted
                 self._broker.observe_snapshot(snapshot)
                 if returned:
                     self._keeper.mpsd_returned()
@@ -206,7 +212,14 @@ class Services:
         if not snapshot.gpus:
             return
         gpus = lastknown.without_moments(snapshot.gpus)
-        known = lastknown.LastKnown(gpus=gpus, gpu_kind=self._devices.choice.kind, boot_id=self._known.boot_id)
+        choice = self._devices.choice
+        known = lastknown.LastKnown(
+            gpus=gpus,
+            gpu_kind=choice.kind,
+            hooked=choice.hooked,
+            hard_limits=self._broker.hard.limits,
+            boot_id=self._known.boot_id,
+        )
         if known != self._known:
             self._known = known
             lastknown.store(self._known_path, known)
@@ -223,6 +236,14 @@ class Services:
     def _on_config_error(self, error: str) -> None:
         self._config_error = error
         log.error("the new config is not usable; the old one stays in force", error=error)
+
+
+def _simulated_cgroups(config: NodeConfig) -> Callable[[Iterable[int]], Mapping[int, str]] | None:
+    if config.backend != "simulated":
+        return None
+    from mpsd.sim.cgroups import CgroupTree
+
+    return CgroupTree(config.simulation_directory).cgroups_of
 
 
 class _Gpu(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,12 +7,15 @@ import msgspec
 
 from deviceplugin import owners
 from deviceplugin.broker import Inspection
+from deviceplugin.hardlimits import LimitState
 from deviceplugin.keeper import Report
+from deviceplugin.plan.enforcement import mps_level, not_hard
 from deviceplugin.plan.model import Allocation, GpuView, GroupView
 from deviceplugin.plan.start import loosened, start_objection
 from deviceplugin.presence import Holder
 from mpsd.config.model import Enforcement
 from mpsd.groups import group_of
+from mpsd.quantity import format_bytes
 from mpsd.snapshot import GpuClient
 
 RENAME = "camel"
@@ -21,8 +24,10 @@ RENAME = "camel"
 class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """One allocation. `state`: attached (its container may start, or runs), waiting (it may not start now, see reason;
     one that runs goes on), leaving (its pod is gone; it is named still). `enforcement` is what holds for the container
-    as found, not as planned. Bytes are per GPU. `pod_uids`: the pods seen to hold it, the newest last. `claimed_by`:
-    processes of other pods that call themselves its own."""
+    as found, `granted_enforcement` as planned. Bytes are per GPU; `used_bytes` is the most on any of them, as read back
+    last, None where that is not known. `burst` says whether it borrows memory beyond its request, empty where it may
+    not. `pod_uids`: the pods seen to hold it, the newest last. `claimed_by`: processes of other pods that call
+    themselves its own."""
 
     key: str
     resource: str
@@ -43,12 +48,15 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     reason: str
     created_unix_s: float
     adopted: bool
+    granted_enforcement: str = ""
+    used_bytes: int | None = None
+    burst: str = ""
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """One resource: what is listed, what can still be had (`free`), and why not more. `healthy` is what the kubelet is
     told, shares that are held included. `reasons`: GPU UUID or group -> reason. `enforcement` is the level that holds
-    wherever it is offered."""
+    wherever it is offered, `not_hard` why that is not hard."""
 
     name: str
     mode: str
@@ -62,11 +70,13 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     free: int
     reason: str
     reasons: dict[str, str]
+    not_hard: str = ""
 
 
 class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """What is granted on one GPU. Negative `free_bytes`: over-committed. `group` is the declared group it is in, empty
-    for a GPU alone; `drained` says since when an operator drains it and why, `reason` why it takes nothing new."""
+    for a GPU alone; `drained` says since when an operator drains it and why, `reason` why it takes nothing new.
+    `limit_bytes` is the sum of limits, above `usable_bytes` where shares may borrow more than there is."""
 
     uuid: str
     index: int
@@ -78,11 +88,14 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     allocations: int
     mode: str | None
     reason: str
+    limit_bytes: int = 0
 
 
 class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """The plugin process as a whole; every error is empty when there is none. `gone_drained`: drains of GPUs that are
-    no longer on the node, by UUID."""
+    no longer on the node, by UUID. `hard_limits` says whether limits can be hard on this node, or each piece that is
+    missing; `limit_drifts` how often one was found not in force. `state_root` is where the node keeps what must outlive
+    it."""
 
     pid: int
     started_unix_s: float
@@ -99,6 +112,9 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     gone_drained: dict[str, str]
     resources: tuple[ResourceStatus, ...]
     allocations: tuple[AllocationStatus, ...]
+    hard_limits: str = ""
+    limit_drifts: int = 0
+    state_root: str = ""
 
 
 class Registration(Protocol):
@@ -120,19 +136,22 @@ def allocation_status(
         holder = next(reversed(tuple(pods.values())), None)
     holder = holder or Holder()
     gpus = {status.info.uuid: status for status in inspection.gpus}
+    limits = report.limits.get(allocation.key, LimitState())
     unenforced = report.unenforced.get(allocation.key, "")
+    enforcement, lowered = _level_now(allocation, limits, inspection)
     if allocation.key in inspection.vacated:
         state = "leaving"
         reason = report.release_blocked.get(allocation.key, "its pod is gone; it is released after a short grace")
     elif allocation.key in report.published:
         unenforced = unenforced or loosened(allocation, gpus)
-        state, reason = "attached", unenforced
+        state, reason = "attached", unenforced or lowered or limits.unknown
     else:
         state = "waiting"
         reason = report.held_back.get(allocation.key, "") or inspection.absence
-        reason = reason or start_objection(allocation, gpus) or report.spec_error
+        reason = reason or start_objection(allocation, gpus, inspection.hard) or report.spec_error
         reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
-        reason = f"{unenforced}; {reason}" if unenforced else reason
+        if found := "; ".join(filter(None, (limits.trouble or limits.unknown, unenforced))):
+            reason = f"{found}; {reason}"
     return AllocationStatus(
         key=allocation.key,
         resource=allocation.resource,
@@ -142,7 +161,7 @@ def allocation_status(
         request_bytes=allocation.request_bytes,
         limit_bytes=allocation.limit_bytes,
         mode=allocation.mode,
-        enforcement=Enforcement.NONE if unenforced else allocation.enforcement,
+        enforcement=Enforcement.NONE if unenforced else enforcement,
         thread_percent=allocation.thread_percent,
         namespace=holder.namespace,
         pod=holder.pod,
@@ -153,7 +172,34 @@ def allocation_status(
         reason=reason,
         created_unix_s=allocation.created_unix_s,
         adopted=allocation.adopted,
+        granted_enforcement=allocation.enforcement,
+        used_bytes=limits.used_bytes,
+        burst=burst(allocation, limits.used_bytes),
     )
+
+
+def _level_now(allocation: Allocation, limits: LimitState, inspection: Inspection) -> tuple[Enforcement, str]:
+    """The level that holds now, and why it is below the one granted."""
+    if allocation.enforcement is not Enforcement.HARD:
+        return allocation.enforcement, ""
+    lesser = mps_level(allocation.mode)
+    if inspection.hard.known and (missing := inspection.hard.limits.missing):
+        return lesser, f"it was granted hard, and is {lesser} on this node by now: {'; '.join(missing)}"
+    return (lesser, limits.trouble) if limits.trouble else (Enforcement.HARD, "")
+
+
+def burst(allocation: Allocation, used_bytes: int | None) -> str:
+    """What an allocation borrows or may borrow beyond its request, empty where it may not (pure). Who is above its
+    request is who can be evicted (MPS memory partitioning); in which order is not documented."""
+    if not allocation.may_borrow:
+        return ""
+    beyond_bytes = (used_bytes or 0) - allocation.request_bytes
+    if beyond_bytes > 0:
+        return (
+            f"borrows {format_bytes(beyond_bytes)}: its processes are evicted when others need what was guaranteed "
+            "to them"
+        )
+    return f"may borrow {format_bytes(allocation.limit_bytes - allocation.request_bytes)} while it is free"
 
 
 def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registration]) -> tuple[ResourceStatus, ...]:
@@ -162,6 +208,7 @@ def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registratio
     for allocation in inspection.allocations:
         held.setdefault(allocation.resource, set()).update(allocation.device_ids)
     rows = []
+    why = not_hard(inspection.delivery, inspection.hard)
     for name, view in inspection.view.resources.items():
         published = inspection.lists.get(name)
         advertisement = published.advertisement if published else None
@@ -181,6 +228,7 @@ def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registratio
                 free=sum(d.healthy and d.id not in taken for d in advertisement.devices) if advertisement else 0,
                 reason=advertisement.reason if advertisement else view.closed,
                 reasons=dict(advertisement.group_reasons) if advertisement else {},
+                not_hard="" if view.enforcement is Enforcement.HARD else why,
             )
         )
     return tuple(rows)
@@ -193,7 +241,8 @@ def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
     owners = waiting | listed
     rows = []
     for gpu in inspection.view.gpus.values():
-        granted, mode, count = inspection.held[gpu.uuid]
+        held = inspection.held[gpu.uuid]
+        granted = held.granted_bytes
         over = "over-committed: it takes nothing new until it fits" if granted > gpu.usable_bytes else ""
         owner = owners.get(gpu.uuid)
         whole = groups[owner.name] if owner is not None else gpu
@@ -207,9 +256,10 @@ def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
                 usable_bytes=gpu.usable_bytes,
                 granted_bytes=granted,
                 free_bytes=gpu.usable_bytes - granted,
-                allocations=count,
-                mode=mode,
+                allocations=held.allocations,
+                mode=held.mode,
                 reason=_takes_nothing(gpu) or over or _takes_nothing(whole),
+                limit_bytes=held.limit_bytes,
             )
         )
     return tuple(rows)
@@ -250,8 +300,10 @@ def plugin_status(
     config_restart_needed: str,
     gpu_devices_reason: str,
     problems: Iterable[str],
+    state_root: str = "",
 ) -> PluginStatus:
     """Everything `gpufrac status` asks of the plugin, from one consistent picture."""
+    why = not_hard(inspection.delivery, inspection.hard)
     claimed_by = claims_of(inspection)
     gpus = inspection.view.gpus
     return PluginStatus(
@@ -263,7 +315,7 @@ def plugin_status(
         cdi_error=report.spec_error,
         config_error=config_error,
         config_restart_needed=config_restart_needed,
-        gpu_devices=f"cdi ({inspection.gpu_kind})" if inspection.gpu_kind else "envvar",
+        gpu_devices=f"cdi ({inspection.hard.kind})" if inspection.hard.kind else "envvar",
         gpu_devices_reason=gpu_devices_reason,
         problems=tuple(problems),
         gpus=gpu_accounts(inspection),
@@ -272,4 +324,7 @@ def plugin_status(
         allocations=tuple(
             allocation_status(a, inspection, report, claimed_by.get(a.key, "")) for a in inspection.allocations
         ),
+        hard_limits=f"no: {why}" if why else f"yes ({inspection.hard.limits.backend}, set by {inspection.hard.kind})",
+        limit_drifts=report.limit_drifts,
+        state_root=state_root,
     )

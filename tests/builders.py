@@ -5,13 +5,19 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from deviceplugin import ids
-from deviceplugin.plan.model import Allocation, NodeView, allocation_key
+from deviceplugin.plan.model import Allocation, HardAbility, NodeView, allocation_key
 from deviceplugin.plan.view import gpu_view, node_view
 from mpsd.config.model import GIB, Enforcement, FixedMemory, FractionMemory, Memory, NodeConfig, Resource, UnitMemory
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, Mode
 from mpsd.groups import group_of, groups
 from mpsd.plan import namespace_of, plan
-from mpsd.snapshot import Attached, DaemonState, DaemonStatus, Desired, GpuStatus, Snapshot
+from mpsd.snapshot import Attached, DaemonState, DaemonStatus, Desired, GpuStatus, HardLimits, Snapshot
+
+PLAIN_KIND, HOOKED_KIND = "nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu"
+CAN = HardLimits(backend="dmem", missing=())
+CANNOT = HardLimits(missing=("driver 580.95.05 has no memory limits: install 615 or newer",))
+HARD = HardAbility(CAN, HOOKED_KIND, frozenset({HOOKED_KIND}))
+NOT_HARD = HardAbility(CANNOT)
 
 
 def uuid(index: int) -> str:
@@ -34,8 +40,8 @@ def fixed(gib: int, limit_gib: int | None = None) -> FixedMemory:
     return FixedMemory(request_bytes=gib * GIB, limit_bytes=(limit_gib or gib) * GIB)
 
 
-def fraction(part: float) -> FractionMemory:
-    return FractionMemory(fraction=part, limit_fraction=part)
+def fraction(part: float, limit: float | None = None) -> FractionMemory:
+    return FractionMemory(fraction=part, limit_fraction=limit or part)
 
 
 def units(gib: int = 1) -> UnitMemory:
@@ -84,15 +90,20 @@ def reported(
     for gpu in infos:
         group = owners[gpu.uuid].name
         daemon = given or structs.replace(ready(), pinned_limit_bytes=plans[group].pinned_limit_bytes)
-        own = [a for a in desired.allocations if a.group == group and a.mode is Mode.SM_SHARING]
-        attached = tuple(Attached(a.key, f"/run/ns/{namespace_of(a).name}", a.limit_bytes) for a in own)
+        own = [a for a in desired.allocations if a.group == group and (a.mode is Mode.SM_SHARING or a.default_socket)]
+        attached = tuple(
+            Attached(a.key, f"/run/ns/{'_main' if a.default_socket else namespace_of(a).name}", a.limit_bytes)
+            for a in own
+        )
         made = structs.replace(daemon, name=group, attached=attached if daemon.protocol == 3 else ())
         found.append(status(gpu, group=group, daemon=made, mode=modes.get(gpu.uuid)))
     return found
 
 
-def snapshot(*gpus: GpuStatus, generation: int = 1) -> Snapshot:
-    return Snapshot(instance="test", generation=generation, driver_version="580.95.05", gpus=gpus)
+def snapshot(*gpus: GpuStatus, generation: int = 1, hard_limits: HardLimits = CANNOT) -> Snapshot:
+    return Snapshot(
+        instance="test", generation=generation, driver_version="580.95.05", gpus=gpus, hard_limits=hard_limits
+    )
 
 
 def node(
@@ -100,11 +111,12 @@ def node(
     *gpus: GpuInfo,
     held: Mapping[str, tuple[str, ...]] | None = None,
     protocol: int = 2,
+    hard: HardAbility = NOT_HARD,
     **reasons: str,
 ) -> NodeView:
     """A node's view; reasons are every GPU's."""
     views = [gpu_view(status(gpu), cfg, protocol=protocol, **reasons) for gpu in gpus]
-    return node_view(cfg, views, held, complete=True)
+    return node_view(cfg, views, held, hard=hard, complete=True)
 
 
 def allocation(

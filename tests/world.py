@@ -9,6 +9,7 @@ from cdi.model import Spec
 from cdi.writer import Applied
 from deviceplugin.broker import Broker
 from deviceplugin.drains import Drains
+from deviceplugin.hardlimits import MarkedCgroup
 from deviceplugin.ids import device_id
 from deviceplugin.keeper import Keeper
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
@@ -16,11 +17,11 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation
 from deviceplugin.status import PluginStatus, plugin_status
 from mpsd.config.model import NodeConfig
-from mpsd.errors import NotReachableError
+from mpsd.errors import NotReachableError, TransientError
 from mpsd.gpu.model import GpuInfo
 from mpsd.processes import PodProcess
-from mpsd.snapshot import DaemonStatus, Desired, GpuClient, GpuClients
-from tests.builders import config, fixed, info, reported, resource, snapshot, units, uuid
+from mpsd.snapshot import DaemonStatus, Desired, GpuClient, GpuClients, HardLimits, LimitQuery, LimitReading
+from tests.builders import CANNOT, config, fixed, info, reported, resource, snapshot, units, uuid
 
 SHARE = device_id(uuid(0), 0)
 CONFIG = config(resource("a", fixed(8)), resource("b", fixed(40)), resource("u", units()))
@@ -59,6 +60,10 @@ class FakeMpsd:
         self.on_gpu: dict[str, tuple[GpuClient, ...]] = {}
         self.hung: dict[str, str] = {}
         self.on_clients: Callable[[], object] = lambda: None
+        self.limits_of: dict[tuple[str, str], LimitReading] = {}
+        """(GPU, cgroup) -> what the driver has there."""
+        self.set_calls: list[tuple[str, str, int, int | None]] = []
+        self.refuses = ""
         self.down = False
 
     def apply(self, desired: Desired) -> None:
@@ -71,6 +76,23 @@ class FakeMpsd:
             raise NotReachableError("cannot reach mpsd")
         self.on_clients()
         return {gpu: GpuClients(clients=self.on_gpu.get(gpu, ()), error=self.hung.get(gpu, "")) for gpu in uuids}
+
+    def limits(self, queries: Sequence[LimitQuery]) -> Sequence[LimitReading]:
+        if self.down:
+            raise NotReachableError("cannot reach mpsd")
+        gone = LimitReading(error="there is no such cgroup")
+        return [self.limits_of.get((query.gpu, query.cgroup), gone) for query in queries]
+
+    def set_limits(self, gpu: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> LimitReading:
+        if self.down:
+            raise NotReachableError("cannot reach mpsd")
+        self.set_calls.append((gpu, cgroup, soft_bytes, hard_bytes))
+        if self.refuses:
+            raise TransientError(self.refuses)
+        used_bytes = self.limits_of[gpu, cgroup].used_bytes
+        made = LimitReading(soft_bytes=soft_bytes, hard_bytes=hard_bytes, used_bytes=used_bytes)
+        self.limits_of[gpu, cgroup] = made
+        return made
 
 
 class FakeKubelet:
@@ -95,6 +117,9 @@ class World:
         self.infos: list[GpuInfo] = [info(index) for index in range(gpus)]
         self.daemon: DaemonStatus | None = None
         """What mpsd reports of its daemons where a test does not say; None: ready."""
+        self.hard_limits: HardLimits = CANNOT
+        self.cgroups = directory / "cgroup"
+        self.marked: list[MarkedCgroup] = []
         self.root = directory / "kubelet"
         (self.root / "device-plugins").mkdir(parents=True)
         (self.root / "pods").mkdir()
@@ -105,6 +130,9 @@ class World:
         self.broker = self.open_broker(cfg)
         self.specs, self.mpsd, self.kubelet = FakeSpecs(), FakeMpsd(), FakeKubelet()
         self.processes: dict[str, list[PodProcess]] = {}
+        self.begin()
+
+    def begin(self) -> None:
         self.keeper = Keeper(
             self.broker,
             self.specs,
@@ -112,11 +140,21 @@ class World:
             self.kubelet,
             kubelet_root=str(self.root),
             pod_processes=lambda: self.processes,
+            marked_cgroups=lambda root: self.marked,
             monotonic=lambda: self.now_s,
         )
         self.tell()
         self.keeper.observe()  # the kubelet that is there when we start
         self.keeper.observe()
+
+    def restart(self) -> None:
+        """The plugin starts again, and knows only what is on disk and what a scan of CDI files tells."""
+        hard = self.broker.hard
+        self.broker.close()
+        self.broker = self.open_broker(self.broker.config)
+        self.broker.set_gpu_kind(hard.kind, {}, hard.hooked)
+        self.begin()
+        self.keeper.attach()
 
     def open_broker(self, cfg: NodeConfig) -> Broker:
         """A broker of what is on disk, as a plugin that starts has it."""
@@ -132,7 +170,7 @@ class World:
         """mpsd reports all done that the broker wants."""
         desired = self.broker.desired()
         gpus = reported(self.broker.config, self.infos, desired, daemon or self.daemon)
-        self.broker.observe_snapshot(snapshot(*gpus))
+        self.broker.observe_snapshot(snapshot(*gpus, hard_limits=self.hard_limits))
 
     def grant(self, name: str = "a", *ids: str) -> Allocation:
         outcome = self.broker.allocate(f"gpufrac.dev/{name}", ids or (SHARE,), self.keeper.recheck)
@@ -140,6 +178,24 @@ class World:
         self.tell()
         self.keeper.attach()
         return outcome
+
+    def start(self, allocation: Allocation, pod_uid: str = "uid-1") -> str:
+        """Its container runs, with the limits that the toolkit's hook reads from its CDI file. Its cgroup."""
+        edits = self.specs.files[allocation.key].devices[0].container_edits
+        env = dict(entry.split("=", 1) for entry in edits.env)
+        cgroup = self.cgroups / allocation.key
+        cgroup.mkdir(parents=True, exist_ok=True)
+        soft, hard = (env.get(f"NVIDIA_GPU_MEMORY_{name}") for name in ("REQUEST", "LIMIT"))
+        both = LimitReading(soft_bytes=int(soft) << 20, hard_bytes=int(hard) << 20) if soft and hard else LimitReading()
+        self.mpsd.limits_of |= {(gpu, str(cgroup)): both for gpu in allocation.gpus}
+        self.marked.append(MarkedCgroup(allocation.key, pod_uid, str(cgroup)))
+        return str(cgroup)
+
+    def end(self, cgroup: str) -> None:
+        """The container with that cgroup is gone."""
+        self.marked = [marked for marked in self.marked if marked.directory != cgroup]
+        self.mpsd.limits_of = {place: limit for place, limit in self.mpsd.limits_of.items() if place[1] != cgroup}
+        Path(cgroup).rmdir()
 
     def run(self, allocation: Allocation, pod: str = "pod", container: str = "c") -> None:
         held = self.kubelet.containers.setdefault(("ns", pod, container), {})

@@ -19,15 +19,15 @@ def check(file: str) -> None:
     What depends on the node (a share that fits on no GPU, a driver that can't enforce) is not an error here:
     `gpufrac resources` shows it, and `gpufrac sim run --config FILE` tries it.
     """
-    from deviceplugin.plan.enforcement import objection
+    from deviceplugin.plan.enforcement import config_note
     from mpsd.config.load import load_config
 
     loaded = load_config(file)
     count = len(loaded.resources)
     click.echo(f"{file}: ok, {count} resource{'' if count == 1 else 's'}")
     for resource in loaded.resources:
-        if reason := objection(resource, loaded.cdi.delivery):
-            click.echo(f"note: {resource.name} will advertise 0: {reason}")
+        if note := config_note(resource, loaded.cdi.delivery):
+            click.echo(f"note: {resource.name} will advertise 0{note}")
 
 
 @config.command(epilog="Example: gpufrac config show /etc/gpufrac/config.yaml -o json")

@@ -30,6 +30,9 @@ COMMANDS = {
     "terminate": Lazy(
         "deviceplugin.cli.terminate", "terminate", "End a pod's GPU use in the order that keeps its neighbours alive."
     ),
+    "selftest": Lazy(
+        "deviceplugin.cli.selftest", "selftest", "Prove with CUDA processes that memory limits hold on this node."
+    ),
     "config": Lazy("deviceplugin.cli.config", "config", "Check a config file, or show its effective values."),
     "sim": Lazy("deviceplugin.cli.sim", "sim", "A simulated node: admit pods and see what they would get."),
     "mpsd": Lazy("deviceplugin.cli.processes", "mpsd", "Run the process that owns GPUs and MPS daemons."),

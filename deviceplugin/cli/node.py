@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 
 import click
 
@@ -20,6 +21,7 @@ from deviceplugin.cli.output import (
     some,
 )
 from deviceplugin.plan.view import daemon_reason, daemon_state
+from deviceplugin.selftest import record
 from deviceplugin.status import PluginStatus
 from mpsd.errors import GpufracError, NotReachableError
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
@@ -94,18 +96,24 @@ def status(config_path: str | None, run_root: str | None, output: str) -> None:
     """
     node = look(config_path, run_root)
     node.need_any()
-    lines = attention(node.mpsd, node.plugin, (node.mpsd_error, node.plugin_error))
+    tested = record.load(node.plugin.state_root) if node.plugin and node.plugin.state_root else None
+    driver = node.mpsd.driver_version if node.mpsd else None
+    failed = record.alarm(tested, driver)
+    lines = attention(node.mpsd, node.plugin, (node.mpsd_error, node.plugin_error, failed))
     if output == "json":
         print_json(
             {
                 "mpsd": {"up": node.mpsd is not None, "error": node.mpsd_error, "snapshot": node.mpsd},
                 "plugin": {"up": node.plugin is not None, "error": node.plugin_error, "status": node.plugin},
+                "selftest": record.document(tested) if tested else None,
                 "attention": lines,
             }
         )
         return
     for name, value in overview(node):
         click.echo(f"{name + ':':13} {value}")
+    if node.plugin:
+        click.echo(f"{'selftest:':13} {record.line(tested, driver, version('gpufrac'))}")
     click.echo()
     if lines:
         click.echo(f"Needs attention ({len(lines)}):")
@@ -141,7 +149,12 @@ def overview(node: Node) -> list[tuple[str, str]]:
             ("resources", f"{len(plugin.resources)}, {registered} registered at the kubelet"),
             ("allocations", f"{len(plugin.allocations)}, {gib(granted)} of {gib(usable)}Gi usable granted"),
             ("GPU devices", plugin.gpu_devices),
+            ("hard limits", plugin.hard_limits),
         ]
+        over = [gpu for gpu in plugin.gpus if gpu.limit_bytes > gpu.usable_bytes]
+        if over:
+            sums = (f"{size(gpu.limit_bytes)} of {size(gpu.usable_bytes)} on GPU {gpu.index}" for gpu in over)
+            lines.append(("burst", f"limits add up to {', '.join(sums)}"))
     return lines
 
 
@@ -195,6 +208,8 @@ def resources(config_path: str | None, run_root: str | None, output: str) -> Non
         ]
         columns = ("RESOURCE", "MODE", "ENFORCEMENT", "KUBELET", "LISTED", "HELD", "FREE", "REASON")
         print_table(columns, rows, "The config names no resource.")
+        if why := next((r.not_hard for r in plugin.resources if r.not_hard), ""):
+            click.echo(f"hard: no: {why}.")
     node.note_down()
 
 
@@ -243,6 +258,9 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
             click.echo(
                 "cooperative: each process is held to the limit through MPS; several processes may exceed it together."
             )
+        for a in plugin.allocations:
+            if a.burst:
+                click.echo(f"{f'{a.namespace}/{a.pod}/{a.container}' if a.pod else a.key}: {a.burst}.")
     node.note_down()
 
 

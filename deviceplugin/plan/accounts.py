@@ -82,6 +82,17 @@ class Accounts:
         """Sum of the requests of all held shares on the GPU."""
         return self._granted_bytes.get(gpu, 0)
 
+    def limit_bytes(self, gpu: str) -> int:
+        """Sum of what the holders of shares on the GPU may take at most. Who shares with another container of its pod
+        counts once, with the higher limit."""
+        limits: dict[tuple[str, str], int] = {}
+        for allocation in self.on_gpu(gpu).values():
+            each = allocation.limit_bytes // len(allocation.device_ids)
+            for share in allocation.device_ids:
+                name = (allocation.resource, share)
+                limits[name] = max(limits.get(name, 0), each)
+        return sum(limits.values())
+
     def mode(self, gpu: str) -> Mode | None:
         """The mode the GPU is bound to; None when no allocation is on it."""
         return next((allocation.mode for allocation in self.on_gpu(gpu).values()), None)

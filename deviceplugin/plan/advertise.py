@@ -10,10 +10,10 @@ import msgspec
 
 from deviceplugin import ids
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.enforcement import one_limit_conflict
+from deviceplugin.plan.enforcement import conflict
 from deviceplugin.plan.model import Device, DeviceList, GroupView, NodeView, ResourceView
 from deviceplugin.plan.view import numa_nodes
-from mpsd.config.model import UnitMemory
+from mpsd.config.model import Enforcement, UnitMemory
 from mpsd.gpu.model import Mode
 
 NOTHING = DeviceList((), ())
@@ -91,7 +91,7 @@ def free_fit(view: ResourceView, group: GroupView, node: NodeView, accounts: Acc
             return 0, group.of_member(gpu, f"{state}: {free}")
         # One container may take any number of units, but each fixed share is a client of its own.
         fits.append(count if isinstance(view.resource.memory, UnitMemory) else min(count, clients))
-    if reason := one_limit_conflict(view, group, accounts):
+    if reason := conflict(view, group, accounts):
         return 0, reason
     return min(fits, default=0), ""
 
@@ -142,8 +142,9 @@ def _group_devices(
 
 
 def _takes_nothing(view: ResourceView, group: GroupView) -> str:
-    waiting = group.daemon_waiting if view.resource.mode is Mode.SM_SHARING else ""
-    return view.closed or group.lost or group.blocked or group.waiting or waiting
+    needs_daemon = view.resource.mode is Mode.SM_SHARING or (group.burst and view.enforcement is Enforcement.HARD)
+    daemon_waiting = group.daemon_waiting if needs_daemon else ""
+    return view.closed or view.waiting or group.lost or group.blocked or group.waiting or daemon_waiting
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from deviceplugin import ids
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import client_room
-from deviceplugin.plan.enforcement import one_limit_conflict
+from deviceplugin.plan.enforcement import conflict, soft_bytes
 from deviceplugin.plan.model import (
     Allocation,
     GpuView,
@@ -61,6 +61,7 @@ def plan(
         if refusal is not None:
             return refusal
     count = len(wanted)
+    given = view.enforcement_on(name)
     return Allocation(
         key=allocation_key(view.name, wanted, generation),
         resource=view.name,
@@ -75,7 +76,9 @@ def plan(
         # Of the largest, so that a workload that takes its fraction of each GPU stays within the limit on all.
         memory_total_bytes=max(gpu.info.memory_total_bytes for gpu in group.members),
         mode=view.resource.mode,
-        enforcement=view.enforcement_on(name),
+        enforcement=given,
+        minimum=view.resource.enforcement,
+        soft_bytes=soft_bytes(given, group, accounts, size.request_bytes * count),
         thread_percent=view.resource.thread_percent,
         gpu_kind=gpu_kind,
         delivery=delivery,
@@ -114,8 +117,8 @@ def _no_room(
     for gpu in group.members:
         if refusal := _no_room_on(view, gpu, node, accounts, wanted, share_bytes):
             return refusal
-    if conflict := one_limit_conflict(view, group, accounts):
-        return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {conflict}")
+    if reason := conflict(view, group, accounts):
+        return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {reason}")
     return None
 
 

@@ -1,61 +1,102 @@
 """At which level a limit can be enforced on this node, and what to do where that is not enough (pure)."""
 
+from msgspec import structs
+
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.model import GroupView, ResourceView
-from mpsd.config.model import Delivery, Enforcement, FixedMemory, FractionMemory, Memory, Resource
+from deviceplugin.plan.model import GroupView, HardAbility, ResourceView
+from mpsd.config.model import Delivery, Enforcement, Resource
 from mpsd.gpu.model import Mode
 from mpsd.quantity import format_bytes
+from mpsd.shares import has_burst
+from mpsd.snapshot import HardLimits
+
+UNKNOWN = "whether this node can enforce hard limits is not known yet"
 
 
-def has_burst(memory: Memory) -> bool:
-    """Whether the limit of a share is above its request."""
-    match memory:
-        case FixedMemory():
-            return memory.limit_bytes > memory.request_bytes
-        case FractionMemory():
-            return memory.limit_fraction > memory.fraction
-        case _:
-            return False
-
-
-def level(mode: Mode, delivery: Delivery) -> Enforcement:
-    """What MPS gives: a per-process limit for sm-sharing, nothing for time-slicing.
+def level(mode: Mode, delivery: Delivery, hard: HardAbility) -> Enforcement:
+    """What this node gives: hard where nothing is missing, else what MPS gives: a per-process limit for sm-sharing,
+    nothing for time-slicing.
 
     With `delivery: both` a pod's own environment can override the limit, so it counts as none.
     """
-    if mode is Mode.TIME_SLICING or delivery is Delivery.BOTH:
+    if delivery is Delivery.BOTH:
         return Enforcement.NONE
-    return Enforcement.COOPERATIVE
+    if not hard.missing:
+        return Enforcement.HARD
+    return mps_level(mode)
 
 
-def objection(resource: Resource, delivery: Delivery) -> str:
+def mps_level(mode: Mode) -> Enforcement:
+    """What MPS alone gives."""
+    return Enforcement.COOPERATIVE if mode is Mode.SM_SHARING else Enforcement.NONE
+
+
+def not_hard(delivery: Delivery, hard: HardAbility) -> str:
+    """Why limits are not hard on this node, empty when they are."""
+    if not hard.known:
+        return UNKNOWN
+    missing = hard.missing
+    if delivery is Delivery.BOTH:
+        missing = ("with `cdi.delivery: both` a pod can override its limits: use `delivery: cdi`", *missing)
+    return "; ".join(missing)
+
+
+def objection(resource: Resource, delivery: Delivery, hard: HardAbility) -> str:
     """Why a resource may not be advertised on this node, empty when it may."""
-    if has_burst(resource.memory):
+    given = level(resource.mode, delivery, hard)
+    if has_burst(resource.memory) and given is not Enforcement.HARD:
         return (
-            "its limit is above its request, which needs soft limits (hard enforcement on driver r615 or newer, not "
-            "part of this version): set the limit equal to the request"
+            "its limit is above its request, which needs hard enforcement (driver r615 or newer), and that is not to "
+            f"be had here: {not_hard(delivery, hard)}; or set the limit equal to the request"
         )
-    given = level(resource.mode, delivery)
     if given.rank >= resource.enforcement.rank:
         return ""
     if resource.enforcement is Enforcement.HARD:
         return (
-            "it demands hard enforcement (driver r615 or newer), which is not part of this version: this node enforces "
-            f"{given} limits only; lower its `enforcement`"
+            f"it demands hard enforcement (driver r615 or newer), but this node enforces {given} limits only: "
+            f"{not_hard(delivery, hard)}; or lower its `enforcement`"
         )
-    if resource.mode is Mode.TIME_SLICING:
+    if delivery is Delivery.BOTH:
         return (
-            "time-slicing has a memory limit only with hard enforcement (driver r615 or newer, not part of this "
-            "version): use `compute.mode: sm-sharing`, or accept it unenforced with `enforcement: none`"
+            "with `cdi.delivery: both` a pod can override its limit: use `delivery: cdi` with a CDI-enabled runtime, "
+            "or accept it unenforced with `enforcement: none`"
         )
     return (
-        "with `cdi.delivery: both` a pod can override its limit: use `delivery: cdi` with a CDI-enabled runtime, or "
-        "accept it unenforced with `enforcement: none`"
+        "time-slicing has a memory limit only with hard enforcement (driver r615 or newer), which is not to be had "
+        f"here: {not_hard(delivery, hard)}; or use `compute.mode: sm-sharing`, or accept it unenforced with "
+        "`enforcement: none`"
     )
 
 
+def config_note(resource: Resource, delivery: Delivery) -> str:
+    """Where a resource will advertise nothing and why, as far as the config alone tells; empty for nothing to say."""
+    able = HardAbility(HardLimits(missing=()), "-", frozenset("-"))
+    if reason := objection(resource, delivery, able):
+        return f": {reason}"
+    unable = structs.replace(able, limits=HardLimits(missing=("`gpufrac status` names what a node lacks",)))
+    reason = objection(resource, delivery, unable)
+    return f" on nodes without hard enforcement: {reason}" if reason else ""
+
+
+def burst_objection(resource: Resource, group: GroupView) -> str:
+    """Why a share that may borrow can't lie on a group, empty when it can: who borrows must be evictable, and only
+    daemons of MPS protocol 3 evict."""
+    if not has_burst(resource.memory) or group.speaks_protocol_3:
+        return ""
+    return (
+        "its limit is above its request, which needs an MPS daemon of protocol 3 (driver r615 or newer, `mps.protocol` "
+        "auto or 3): set the limit equal to the request"
+    )
+
+
+def soft_bytes(given: Enforcement, group: GroupView, accounts: Accounts, request_bytes: int) -> int:
+    """What the driver is to protect of a new allocation: its request where a neighbour may borrow, else nothing."""
+    borrowers = any(live.may_borrow for gpu in group.gpus for live in accounts.on_gpu(gpu).values())
+    return request_bytes if given is Enforcement.HARD and (group.burst or borrowers) else 0
+
+
 def one_limit_objection(resource: Resource, group: GroupView, limit_bytes: int, default_bytes: int) -> str:
-    """Why a share's limit would not be held on a group of several GPUs under MPS protocol 2, empty when it is.
+    """Why a share's limit would not be held on a group of several GPUs under MPS protocol 2 alone, empty when it is.
 
     There only the daemon's default holds, which is the largest limit of the resources allowed on the group: a container
     gets no limit of its own, as a process that narrows CUDA_VISIBLE_DEVICES would drop every limit.
@@ -70,18 +111,38 @@ def one_limit_objection(resource: Resource, group: GroupView, limit_bytes: int, 
     )
 
 
-def one_limit_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> str:
-    """Why a new share would have to wait for live ones of another limit there: a reload changed the one limit of the
-    group, and either they or the new one would not be held to theirs."""
+def conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> str:
+    """Why a new share would have to wait for live ones there to end; empty when it need not."""
+    return _one_limit_conflict(view, group, accounts) or _burst_conflict(view, group, accounts)
+
+
+def _one_limit_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> str:
+    """Of another limit: a reload changed the one limit of the group, and either they or the new one would not be held
+    to theirs."""
     if view.resource.mode is not Mode.SM_SHARING or not group.has_one_limit:
         return ""
     limit_bytes = view.sizes[group.name].limit_bytes
+    accepts_none = view.resource.enforcement is Enforcement.NONE or view.enforcement is Enforcement.HARD
     for live in accounts.on_gpu(group.gpus[0]).values():
-        higher = live.limit_bytes < limit_bytes and live.enforcement is not Enforcement.NONE
-        lower = live.limit_bytes > limit_bytes and view.resource.enforcement is not Enforcement.NONE
+        higher = live.limit_bytes < limit_bytes and live.enforcement is Enforcement.COOPERATIVE
+        lower = live.limit_bytes > limit_bytes and not accepts_none
         if higher or lower:
             return (
                 f"live allocations there have a limit of {format_bytes(live.limit_bytes)}, and MPS protocol 2 holds "
                 f"containers on several GPUs to one limit: {format_bytes(limit_bytes)} must wait for them to end"
             )
     return ""
+
+
+def _burst_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> str:
+    """Granted when nobody could borrow there: the driver protects nothing of them, so they would be evicted for a
+    borrower."""
+    if not has_burst(view.resource.memory):
+        return ""
+    live = [a for gpu in group.gpus for a in accounts.on_gpu(gpu).values() if a.soft_bytes < a.request_bytes]
+    if not live:
+        return ""
+    return (
+        f"{live[0].resource} and whatever else was granted there before shares could borrow has nothing guaranteed by "
+        "the driver: one that may borrow must wait for these to end"
+    )

@@ -6,10 +6,12 @@ from enum import StrEnum
 
 import msgspec
 
+from cdi.registry import MEMORY_HOOK
 from mpsd.config.model import Delivery, Enforcement, Resource
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.groups import Group
 from mpsd.shares import ShareSize
+from mpsd.snapshot import HardLimits
 
 
 class GpuView(msgspec.Struct, frozen=True):
@@ -42,11 +44,61 @@ class GpuView(msgspec.Struct, frozen=True):
         return f"GPU {self.index} ({self.uuid})"
 
 
+NOT_PROBED = HardLimits().missing
+"""What is missing before mpsd has looked, or where it is of a version that does not."""
+
+
+class HardAbility(msgspec.Struct, frozen=True):
+    """Whether containers can be held to memory limits by their cgroups: what mpsd proved, and who sets the limits
+    before a container's process starts.
+
+    `kind` is the CDI kind that new containers get their GPUs from, empty for none; `hooked` are the kinds that carry
+    the toolkit's hook for every GPU.
+    """
+
+    limits: HardLimits = HardLimits()
+    kind: str = ""
+    hooked: frozenset[str] = frozenset()
+
+    @property
+    def known(self) -> bool:
+        """Whether mpsd has looked."""
+        return self.limits.missing != NOT_PROBED
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Each piece that is not there for a new container, with what to do; empty: its limit can be hard."""
+        return (*self.limits.missing, *filter(None, [self.no_setter(self.kind)]))
+
+    def no_setter(self, kind: str) -> str:
+        """Why nobody sets the limits of a container with GPUs of this kind, empty when the hook does."""
+        if not kind:
+            return (
+                "nothing is known to set limits: GPU devices come from the nvidia runtime (NVIDIA_VISIBLE_DEVICES), "
+                "whose hooks can't be seen: have CDI specs generated and use `cdi.gpuDevices: cdi`"
+            )
+        if kind not in self.hooked:
+            return (
+                f"nothing sets limits: CDI kind {kind} has no hook `{MEMORY_HOOK}` on every GPU: use a container "
+                "toolkit and device plugin that write it"
+            )
+        return ""
+
+    def hoped(self) -> "HardAbility":
+        """The same, if mpsd finds nothing missing."""
+        return msgspec.structs.replace(self, limits=HardLimits(missing=()))
+
+
+def newer(known: HardLimits, told: HardLimits) -> HardLimits:
+    """What is known of hard limits after mpsd's word. A young mpsd has not looked yet: that is no news."""
+    return known if told.missing == NOT_PROBED else told
+
+
 class GroupView(msgspec.Struct, frozen=True):
     """The GPUs that a share lies on: one GPU, or those of a declared group. Reasons as in GpuView, from its members.
 
     `usable_bytes` is what every member has. `unlisted` says why it can't have shares at all, such as a member that is
-    not on the node.
+    not on the node. `burst`: shares that may borrow memory could lie on it.
     """
 
     group: Group
@@ -57,6 +109,7 @@ class GroupView(msgspec.Struct, frozen=True):
     blocked: str = ""
     waiting: str = ""
     daemon_waiting: str = ""
+    burst: bool = False
 
     @property
     def name(self) -> str:
@@ -79,6 +132,11 @@ class GroupView(msgspec.Struct, frozen=True):
         """Whether nothing but the daemon's one default limit holds its clients: containers get no limit of their own
         on several GPUs, and before MPS protocol 3 there is nothing else."""
         return len(self.gpus) > 1 and all(gpu.protocol == 2 for gpu in self.members)
+
+    @property
+    def speaks_protocol_3(self) -> bool:
+        """Whether its daemon has namespaces and memory accounting."""
+        return all(gpu.protocol == 3 for gpu in self.members)
 
     def of_member(self, gpu: GpuView, reason: str) -> str:
         """A reason that is one member's, naming it where there are others."""
@@ -105,14 +163,15 @@ class ResourceView(msgspec.Struct, frozen=True):
 
     All maps are by group name; a GPU in no declared group is one by its UUID. `objection` and `too_long` say why it
     advertises nothing new at all (enforcement below its minimum, dropped from the config ...; its list would be too
-    long); `unfit` says why one group is left out, `unheld` where its limit is not enforced and why; `slots` counts the
-    shares of each. `device_ids` holds the fixed IDs in slot order, `devices` the same as list entries, and `group_of`
-    is the way back.
+    long), `waiting` why nothing of it is Healthy yet; `unfit` says why one group is left out, `unheld` where its limit
+    is not enforced and why; `slots` counts the shares of each. `device_ids` holds the fixed IDs in slot order,
+    `devices` the same as list entries, and `group_of` is the way back.
     """
 
     resource: Resource
     enforcement: Enforcement
     objection: str = ""
+    waiting: str = ""
     too_long: str = ""
     sizes: Mapping[str, ShareSize] = msgspec.field(default_factory=dict)
     unfit: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -153,6 +212,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     units. `share_bytes` is the request of one share. `memory_total_bytes` is of the largest GPU. `gpu_kind` is the CDI
     kind that carries the GPU's device nodes, empty when the runtime makes them from NVIDIA_VISIBLE_DEVICES. `adopted`:
     found at the kubelet without a record of ours.
+
+    `enforcement` is the level it was granted with, `minimum` the least its resource accepts. `soft_bytes` is what the
+    driver protects from eviction: the request, or 0 where nobody may borrow, so that nothing can leak.
     """
 
     key: str
@@ -168,11 +230,28 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     memory_total_bytes: int
     mode: Mode
     enforcement: Enforcement
+    minimum: Enforcement = Enforcement.NONE
+    soft_bytes: int = 0
     thread_percent: int | None = None
     gpu_kind: str = ""
     delivery: Delivery = Delivery.CDI
     created_unix_s: float = 0.0
     adopted: bool = False
+
+    @property
+    def may_borrow(self) -> bool:
+        """Whether its limit is above its request."""
+        return self.limit_bytes > self.request_bytes
+
+    @property
+    def default_socket(self) -> bool:
+        """Whether it needs the daemon's main socket though it is time-slicing: who borrows there can be evicted, and
+        who is short of its request can have others evicted, only through the daemon (MPS memory partitioning)."""
+        return self.mode is Mode.TIME_SLICING and self.soft_bytes > 0
+
+    @property
+    def needs_daemon(self) -> bool:
+        return self.mode is Mode.SM_SHARING or self.default_socket
 
 
 class RefusalCode(StrEnum):

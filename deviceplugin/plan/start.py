@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
-from deviceplugin.plan.model import Allocation
+from msgspec import structs
+
+from deviceplugin.plan.enforcement import UNKNOWN, mps_level
+from deviceplugin.plan.model import Allocation, HardAbility
 from deviceplugin.plan.view import service_trouble
 from mpsd.config.model import Enforcement
-from mpsd.gpu.model import GpuHealth, Mode
+from mpsd.gpu.model import GpuHealth
 from mpsd.quantity import format_bytes
 from mpsd.snapshot import Attached, DaemonStatus, GpuStatus
 
@@ -14,14 +17,42 @@ Gpus = Mapping[str, GpuStatus]
 WAITING = "waiting for the MPS daemon of"
 
 
-def start_objection(allocation: Allocation, gpus: Gpus) -> str:
+def start_objection(allocation: Allocation, gpus: Gpus, hard: HardAbility) -> str:
     """Why a container of this allocation may not start on its GPUs as they are now; empty when it may.
 
     Each GPU must be there and bound to the mode. For sm-sharing its daemon must serve just these GPUs, answer, and hold
     the container to its limit: by a default limit that is not below it, or under MPS protocol 3 by a namespace of its
-    own.
+    own. A hard limit must be settable still, or the resource must accept less.
     """
-    return gpus_objection(allocation, gpus) or attach_objection(allocation, gpus)
+    if reason := hard_objection(allocation, hard):
+        return reason
+    now = starts_as(allocation, hard)
+    return gpus_objection(now, gpus) or attach_objection(now, gpus)
+
+
+def starts_as(allocation: Allocation, hard: HardAbility) -> Allocation:
+    """The allocation as a container of it would start now: on a node that lost hard limits, such as by an older driver,
+    what was granted hard is what MPS gives."""
+    if allocation.enforcement is not Enforcement.HARD or not hard.known or not hard.limits.missing:
+        return allocation
+    return structs.replace(allocation, enforcement=mps_level(allocation.mode), soft_bytes=0)
+
+
+def hard_objection(allocation: Allocation, hard: HardAbility) -> str:
+    """Why a container of an allocation that was granted hard may not start now; empty for others."""
+    if allocation.enforcement is not Enforcement.HARD:
+        return ""
+    if not hard.known:
+        return UNKNOWN
+    now = starts_as(allocation, hard)
+    if now is allocation:
+        return hard.no_setter(allocation.gpu_kind)
+    missing = "; ".join(hard.limits.missing)
+    if allocation.may_borrow:
+        return f"its limit is above its request, which needs hard limits, and this node has lost them: {missing}"
+    if now.enforcement.rank < allocation.minimum.rank:
+        return f"it needs a {allocation.minimum} limit, and this node enforces {now.enforcement} ones by now: {missing}"
+    return ""
 
 
 def gpus_objection(allocation: Allocation, gpus: Gpus) -> str:
@@ -33,7 +64,7 @@ def gpus_objection(allocation: Allocation, gpus: Gpus) -> str:
             return f"its GPU {uuid} is not known to mpsd" if several else "its GPU is not known to mpsd"
         if reason := _gpu_objection(allocation, gpu):
             return f"GPU {gpu.info.index}: {reason}" if several and not reason.startswith(WAITING) else reason
-    if allocation.mode is Mode.SM_SHARING:
+    if allocation.needs_daemon:
         served = {uuid for uuid, gpu in gpus.items() if gpu.group == allocation.group}
         if served != set(allocation.gpus):
             return f"its MPS daemon serves other GPUs than the {len(allocation.gpus)} of group {allocation.group}"
@@ -43,7 +74,7 @@ def gpus_objection(allocation: Allocation, gpus: Gpus) -> str:
 def _gpu_objection(allocation: Allocation, gpu: GpuStatus) -> str:
     if gpu.health is GpuHealth.LOST:
         return gpu.reason or "its GPU is lost"
-    if allocation.mode is Mode.SM_SHARING:
+    if allocation.needs_daemon:
         if service_trouble(gpu.daemon):
             # Why is said once, of the daemon, not of each container that waits for it.
             owner = f"GPU {gpu.info.index}" if allocation.group == gpu.info.uuid else f"group {allocation.group}"
@@ -61,6 +92,8 @@ def _gpu_objection(allocation: Allocation, gpu: GpuStatus) -> str:
 def _default_limit_objection(allocation: Allocation, daemon: DaemonStatus) -> str:
     if daemon.protocol != 2:
         return ""
+    if allocation.default_socket:
+        return "its MPS daemon speaks protocol 2, and memory is borrowed and taken back under protocol 3 only"
     if not daemon.pipe_directory:
         return "its MPS daemon names no pipe directory"
     limit_bytes = daemon.pinned_limit_bytes
@@ -70,18 +103,19 @@ def _default_limit_objection(allocation: Allocation, daemon: DaemonStatus) -> st
 
 
 def attach_objection(allocation: Allocation, gpus: Gpus) -> str:
-    """The part that is the allocation's own: its namespace, under MPS protocol 3. Call when the GPUs are well."""
+    """The part that is the allocation's own, under MPS protocol 3: its namespace, or its way to the main socket. Call
+    when the GPUs are well."""
     daemon = _daemon(allocation, gpus)
     if daemon is None or daemon.protocol == 2:
         return ""
     attached = _attached(allocation, daemon)
     if attached is None:
-        return "it has no MPS namespace yet"
+        return "it has no way to its MPS daemon yet" if allocation.default_socket else "it has no MPS namespace yet"
     if attached.objection:
         return attached.objection
-    if attached.limit_bytes != allocation.limit_bytes:
+    if not allocation.default_socket and attached.limit_bytes != allocation.limit_bytes:
         return f"its MPS namespace is limited to {attached.limit_bytes} bytes, not to {allocation.limit_bytes} bytes"
-    return "" if attached.pipe_directory else "its MPS namespace names no directory"
+    return "" if attached.pipe_directory else "its MPS daemon names no directory for it"
 
 
 def pipe_directory(allocation: Allocation, gpus: Gpus) -> str:
@@ -100,7 +134,7 @@ def loosened(allocation: Allocation, gpus: Gpus) -> str:
     if daemon is None or daemon.protocol != 2 or len(allocation.gpus) == 1:
         return ""
     default_bytes = daemon.pinned_limit_bytes or 0
-    if default_bytes <= allocation.limit_bytes or allocation.enforcement is Enforcement.NONE:
+    if default_bytes <= allocation.limit_bytes or allocation.enforcement is not Enforcement.COOPERATIVE:
         return ""
     return (
         f"its processes are held to {format_bytes(default_bytes)} per GPU by now, not to "
@@ -111,7 +145,7 @@ def loosened(allocation: Allocation, gpus: Gpus) -> str:
 
 def _daemon(allocation: Allocation, gpus: Gpus) -> DaemonStatus | None:
     gpu = gpus.get(allocation.gpus[0])
-    return gpu.daemon if gpu is not None and allocation.mode is Mode.SM_SHARING else None
+    return gpu.daemon if gpu is not None and allocation.needs_daemon else None
 
 
 def _attached(allocation: Allocation, daemon: DaemonStatus) -> Attached | None:

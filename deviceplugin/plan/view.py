@@ -6,14 +6,15 @@ from msgspec import structs
 
 from deviceplugin import ids
 from deviceplugin.plan import enforcement
-from deviceplugin.plan.model import Device, DeviceList, GpuView, GroupView, NodeView, ResourceView
-from mpsd.config.model import MAX_ADVERTISED_DEVICES, NodeConfig, Resource, UnitMemory
+from deviceplugin.plan.model import Device, DeviceList, GpuView, GroupView, HardAbility, NodeView, ResourceView
+from mpsd.config.model import MAX_ADVERTISED_DEVICES, Enforcement, NodeConfig, Resource, UnitMemory
 from mpsd.gpu.model import GpuHealth
 from mpsd.groups import Group, group_of, groups
 from mpsd.plan import group_usable_bytes
-from mpsd.shares import ShareSize, is_allowed, largest_limit_bytes, share_size, slot_count, usable_bytes
+from mpsd.shares import ShareSize, burst_allowed, is_allowed, largest_limit_bytes, share_size, slot_count, usable_bytes
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus
 
+NOT_KNOWN = HardAbility()
 REGROUPED = "the config groups its GPUs otherwise by now: it takes nothing new, and is regrouped once it holds nothing"
 
 ITS_DAEMON = "its MPS daemon"
@@ -88,6 +89,7 @@ def node_view(
     gpus: Iterable[GpuView],
     held: Mapping[str, tuple[str, ...]] | None = None,
     *,
+    hard: HardAbility = NOT_KNOWN,
     complete: bool = False,
     previous: NodeView | None = None,
 ) -> NodeView:
@@ -102,7 +104,7 @@ def node_view(
     by_name = {group.name: group for group in group_views(config, by_uuid, held or {}, complete=complete)}
     resources = {}
     for resource in config.resources:
-        view = resource_view(resource, config, by_name)
+        view = resource_view(resource, config, by_name, hard)
         old = previous.resources.get(resource.name) if previous else None
         resources[resource.name] = old if old is not None and _same(old, view) else _with_ids(view)
     return NodeView(gpus=by_uuid, groups=by_name, resources=resources, client_limit=config.mps.client_limit)
@@ -139,13 +141,15 @@ def _group_view(
 ) -> GroupView:
     members = tuple(gpus[uuid] for uuid in group.gpus if uuid in gpus)
     unknown = [uuid for uuid in group.gpus if uuid not in gpus]
+    infos = [gpu.info for gpu in members]
+    usable = group_usable_bytes(config, infos)
     unlisted = "" if is_held else objection
     if not members:
         unlisted = objection or "none of its GPUs is known"
-    return GroupView(
+    view = GroupView(
         group=group,
         members=members,
-        usable_bytes=group_usable_bytes(config, [gpu.info for gpu in members]),
+        usable_bytes=usable,
         unlisted=unlisted,
         lost=_first(members, [gpu.lost for gpu in members])
         or (f"GPU {unknown[0]} is gone" if unknown and complete else ""),
@@ -154,6 +158,8 @@ def _group_view(
         or (f"GPU {unknown[0]} is not known yet" if unknown else ""),
         daemon_waiting=_first(members, [gpu.daemon_waiting for gpu in members]),
     )
+    burst = view.speaks_protocol_3 and burst_allowed(config, group, infos, usable)
+    return structs.replace(view, burst=burst)
 
 
 def _first(members: Sequence[GpuView], reasons: Sequence[str]) -> str:
@@ -163,9 +169,17 @@ def _first(members: Sequence[GpuView], reasons: Sequence[str]) -> str:
     return next(f"GPU {gpu.index}: {reason}" for gpu, reason in zip(members, reasons, strict=True) if reason)
 
 
-def resource_view(resource: Resource, config: NodeConfig, by_name: Mapping[str, GroupView]) -> ResourceView:
+def resource_view(
+    resource: Resource, config: NodeConfig, by_name: Mapping[str, GroupView], hard: HardAbility
+) -> ResourceView:
     """Sizes and objections of one resource, without its ID tables."""
-    objection = enforcement.objection(resource, config.cdi.delivery)
+    delivery = config.cdi.delivery
+    objection, waiting = enforcement.objection(resource, delivery, hard), ""
+    if objection and not hard.known:
+        hard = hard.hoped()
+        objection = enforcement.objection(resource, delivery, hard)
+        waiting = enforcement.UNKNOWN
+    given = enforcement.level(resource.mode, delivery, hard)
     sizes: dict[str, ShareSize] = {}
     unfit: dict[str, str] = {}
     unheld: dict[str, str] = {}
@@ -178,6 +192,10 @@ def resource_view(resource: Resource, config: NodeConfig, by_name: Mapping[str, 
             unfit[group.name] = group.unlisted
         elif isinstance(size, str):
             unfit[group.name] = size
+        elif reason := enforcement.burst_objection(resource, group):
+            unfit[group.name] = reason
+        elif given is Enforcement.HARD:
+            sizes[group.name] = size
         else:
             default = largest_limit_bytes(config.resources, config, group.group, infos, group.usable_bytes)
             loose = enforcement.one_limit_objection(resource, group, size.limit_bytes, default or 0)
@@ -205,8 +223,9 @@ def resource_view(resource: Resource, config: NodeConfig, by_name: Mapping[str, 
         )
     return ResourceView(
         resource=resource,
-        enforcement=enforcement.level(resource.mode, config.cdi.delivery),
+        enforcement=given,
         objection=objection,
+        waiting=waiting,
         too_long=too_long,
         sizes=sizes,
         unfit=unfit,

@@ -34,9 +34,10 @@ GRACE_S = 1.0
 """The release grace of these plugins: the shipped one would make every test wait 15 s."""
 _RUN = """
 import sys; sys.path.insert(0, {root!r})
-from deviceplugin import keeper, presence
+from deviceplugin import hardlimits, keeper, presence
 presence.ABSENT_S, presence.ABSENT_AFTER_RESTART_S = {grace}, 3 * {grace}
 keeper.OBSERVE_S, keeper.SETTLE_S = 0.3, 0.1
+hardlimits.VERIFIED_S = 0.6
 from deviceplugin.app import run
 sys.exit(run({path!r}))
 """

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,8 +19,12 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.sim.kubelet import AdmittedPod
 from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
+from deviceplugin.sim.runtime import write_nvidia_spec
+from deviceplugin.status import PluginStatus
 from mpsd.config.model import GIB, socket_name
 from mpsd.errors import GpufracError
+from mpsd.sim.driver import gpu_uuid
+from mpsd.sim.gpus import SimulatedBackend
 from tests.e2e.mpsdnode import ROOT, WAIT_S
 from tests.e2e.pluginnode import BIG, RESOURCES, SLICED, SMALL, UNITS, PluginNode, init, kill, plugin_node
 
@@ -389,6 +394,85 @@ def test_a_pod_gets_a_share_of_a_group_and_an_operator_drains_a_member(short_tmp
         ):
             with pytest.raises(GpufracError, match=r"^cannot "):
                 node.call(method, **params)
+
+
+# --- hard limits
+
+R615 = "615.71.09"
+BURST, CALM = "gpufrac.dev/burst", "gpufrac.dev/calm"
+BORROWING = f"""
+  - {{name: {BURST}, memory: {{request: 8Gi, limit: 16Gi}}, compute: {{mode: MODE}}, gpus: {{include: [0]}}}}
+  - {{name: {CALM}, memory: {{request: 8Gi}}, compute: {{mode: sm-sharing}}, gpus: {{include: [1]}}}}
+"""
+
+
+@contextlib.contextmanager
+def hard_node(root: Path, mode: str) -> Iterator[PluginNode]:
+    """A node that can hold containers to hard limits, ready to be started."""
+    with plugin_node(root, 2, BORROWING.replace("MODE", mode), "", R615) as node:
+        for hook in (False, True):
+            write_nvidia_spec(str(root / "cdi"), [gpu_uuid(0), gpu_uuid(1)], memory_hook=hook)
+        yield node
+
+
+def cgroup_of(node: PluginNode, pod: AdmittedPod) -> str:
+    pid = pod.container().pid
+    assert pid is not None
+    return node.mpsd.driver.cgroups.cgroup_of(pid)
+
+
+@pytest.mark.parametrize("mode", ["sm-sharing", "time-slicing"])
+def test_limits_of_containers_are_hard_and_watched(short_tmp: Path, mode: str) -> None:
+    with hard_node(short_tmp, mode) as node:
+        node.start(BURST, CALM)
+        node.until_status(lambda s: s.hard_limits.startswith("yes"))
+        borrower, calm = node.admit_running("b", BURST), node.admit_running("c", CALM)
+        records = {record.resource: record for record in node.records()}
+        assert (records[BURST].soft_bytes, records[CALM].soft_bytes) == (8 * GIB, 0)
+        edits = borrower.container().edits
+        assert edits is not None
+        (mounted,) = (host for inside, host, _ in edits.mounts if inside == "/tmp/nvidia-mps")
+        assert os.listdir(mounted) == ["control"]
+        backend, cgroup = SimulatedBackend(node.mpsd.simulation), cgroup_of(node, borrower)
+        backend.open()
+        asked = (gpu_uuid(0), cgroup)
+        assert backend.memory_limits(*asked)[:2] == (8 * GIB, 16 * GIB)
+        assert backend.memory_limits(gpu_uuid(1), cgroup_of(node, calm))[:2] == (0, 8 * GIB)
+        assert all(a.enforcement == "hard" and not a.reason for a in node.status().allocations)
+        backend.set_memory_limits(*asked, 0, None)
+        node.until_status(lambda s: s.limit_drifts == 1)
+        node.until(lambda: backend.memory_limits(*asked)[:2] == (8 * GIB, 16 * GIB))
+        healed = node.until_status(lambda s: not any(a.reason for a in s.allocations))
+        assert "may borrow 8Gi" in next(a.burst for a in healed.allocations if a.resource == BURST)
+        backend.close()
+
+
+def is_attached_at(level: str, status: PluginStatus) -> bool:
+    return (status.allocations[0].enforcement, status.allocations[0].state) == (level, "attached")
+
+
+def offers(node: PluginNode, count: int) -> bool:
+    return node.allocatable(BURST) == count
+
+
+def test_a_driver_goes_down_and_up_again_between_restarts(short_tmp: Path) -> None:
+    with hard_node(short_tmp, "sm-sharing") as node:
+        plugin = node.start(BURST, CALM)
+        node.until_status(lambda s: s.hard_limits.startswith("yes"))
+        pod = node.admit_running("c", CALM)
+        for version, level, offered in (("580.95.05", "cooperative", 0), (R615, "hard", 9)):
+            kill(plugin)
+            node.mpsd.driver.set_fault("driver-version", version)
+            plugin = node.start_plugin()
+            status = node.until_status(partial(is_attached_at, level))
+            assert status.allocations[0].granted_enforcement == "hard"
+            assert ("no:" in status.hard_limits) is (level != "hard")
+            node.until(partial(offers, node, offered))
+            node.kubelet.restart_container(pod)
+            assert node.kubelet.wait_settled([pod], WAIT_S)
+            edits = pod.container().edits
+            assert edits is not None
+            assert edits.env["GPUFRAC_ENFORCEMENT"] == level
 
 
 @pytest.mark.timeout(180)

@@ -294,3 +294,113 @@ def test_a_node_that_was_killed_is_cleaned_up_by_the_next(up: Up) -> None:
     assert after.sim("admit", "-", text=pod("a")).returncode == 0
     assert after.stop()[0] == 0
     assert mentioning(up.directory) == []
+
+
+# --- memory limits of driver r615
+
+HARD_CONFIG = """
+apiVersion: gpufrac.dev/v1
+kind: NodeConfig
+resources:
+  - {name: example.com/pair, memory: {request: 8Gi}, compute: {mode: sm-sharing}, gpus: {groups: [pair]}}
+  - {name: example.com/slice, memory: {request: 8Gi}, compute: {mode: time-slicing}, gpus: {include: [2]}}
+  - {name: example.com/burst, memory: {request: 12Gi, limit: 30Gi}, compute: {mode: time-slicing}, gpus: {include: [3]}}
+gpus: {groups: {pair: [0, 1]}}
+enforcement: {minimum: hard}
+"""
+OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
+GIB = 1 << 30
+
+
+@pytest.fixture(params=["dmem", "misc"])
+def hard(short_tmp: Path, request: pytest.FixtureRequest) -> Iterator[Up]:
+    config = short_tmp / "config.yaml"
+    config.write_text(HARD_CONFIG)
+    options = ["--no-dmem"] if request.param == "misc" else []
+    node = Up(short_tmp / "n", "--driver", "615.71.09", "--gpu-memory", "40Gi", "--config", str(config), *options)
+    try:
+        assert "is up" in node.first_line, node.stop()[1]
+        yield node
+    finally:
+        node.stop()
+
+
+@contextlib.contextmanager
+def holding(node: Up, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """A client that holds what it was granted."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "deviceplugin.cli.main", "sim", "client", "-d", node.directory, *arguments, "--hold"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip().isdigit()
+            yield process
+        finally:
+            process.terminate()
+
+
+def test_a_hard_limit_holds_whatever_a_process_does(hard: Up) -> None:
+    admitted = hard.sim(
+        "admit", "-o", "json", "-", text=pod("p", resource="example.com/pair") + pod("s", resource="example.com/slice")
+    )
+    assert admitted.returncode == 0, admitted.stdout
+    for shown in json.loads(admitted.stdout)["pods"]:
+        assert shown["containers"][0]["allocation"]["enforcement"] == "hard"
+
+    def allocate(target: str, size: str, *options: str) -> str:
+        return hard.sim("client", target, "--allocate", size, *options).stdout.strip()
+
+    reordered = ("--env", "CUDA_VISIBLE_DEVICES=1,0")
+    without_mps = ("--env", "CUDA_MPS_PIPE_DIRECTORY=/nowhere")
+    for escape in ((), ("-i",), reordered, ("-i", *reordered), ("--device", "1"), without_mps, ("-i", *without_mps)):
+        assert allocate("p/main", "8193Mi", *escape) == OUT_OF_MEMORY, escape
+        assert allocate("p/main", "8Gi", *escape) == str(8 * GIB), escape
+    info = json.loads(hard.sim("client", "s/main", "--info", "-i").stdout.splitlines()[0])
+    assert (info["mps"], info["total_bytes"], len(info["devices"])) == (False, 8 * GIB, 1)
+    with holding(hard, "s/main", "--allocate", "5Gi", "-i"):
+        assert allocate("s/main", "4Gi") == OUT_OF_MEMORY, "a second process"
+        assert allocate("s/main", "3Gi", "-i") == str(3 * GIB)
+    with holding(hard, "p/main", "--allocate", "5Gi"):
+        assert allocate("p/main", "4Gi", "-i", *without_mps) == OUT_OF_MEMORY
+        assert allocate("p/main", "4Gi", "--device", "1") == str(4 * GIB), "each GPU has its own limit"
+    assert hard.stop() == (0, "")
+    assert mentioning(hard.directory) == []
+
+
+def test_who_borrows_is_evicted_by_who_is_entitled(hard: Up) -> None:
+    text = pod("a", resource="example.com/burst") + pod("b", resource="example.com/burst")
+    assert hard.sim("admit", "-", text=text).returncode == 0
+    over = hard.sim("client", "a/main", "--allocate", "31Gi")
+    assert over.stdout.strip() == OUT_OF_MEMORY
+    with holding(hard, "a/main", "--allocate", "30Gi", "-i") as borrower:
+        assert borrower.stdout is not None
+        beyond = hard.sim("client", "b/main", "--allocate", "13Gi")
+        assert beyond.stdout.strip() == OUT_OF_MEMORY, "above its own request it has no claim"
+        assert borrower.poll() is None
+        entitled = hard.sim("client", "b/main", "--allocate", "12Gi")
+        assert entitled.stdout.strip() == str(12 * GIB)
+        assert borrower.stdout.readline().strip() == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        assert borrower.wait(TIMEOUT_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "enforcement"),
+    [
+        (("--driver", "615.71.09"), "hard"),
+        (("--driver", "615.71.09", "--no-dmem"), "hard"),
+        (("--driver", "615.71.09", "--no-memory-hook"), "cooperative"),
+        (("--driver", "580.95.05"), "cooperative"),
+    ],
+)
+def test_run_shows_the_level_of_a_node(options: tuple[str, ...], enforcement: str) -> None:
+    code, report = run(*options, text=pod("one"))
+    assert code == 0
+    (container,) = report["pods"][0]["containers"]
+    assert container["allocation"]["enforcement"] == enforcement
+    assert container["env"].get("NVIDIA_GPU_MEMORY_LIMIT") == ("8192" if enforcement == "hard" else None)
+    hooked = "k8s.device-plugin.nvidia.com/gpu=" in container["cdiDevices"][0]
+    assert hooked == (enforcement == "hard")

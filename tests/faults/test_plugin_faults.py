@@ -13,10 +13,11 @@ from msgspec import structs
 
 from deviceplugin import metrics
 from deviceplugin.broker import DAEMON_GRACE_S
+from deviceplugin.hardlimits import VERIFIED_S
 from deviceplugin.plan.advertise import Advertisement
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
-from tests.builders import info, ready, snapshot, status, uuid
+from tests.builders import CAN, CANNOT, HOOKED_KIND, info, ready, snapshot, status, uuid
 from tests.world import SHARE, World
 
 
@@ -252,6 +253,91 @@ def test_everything_is_as_before_when_the_fault_is_over(world: World, fault: Fau
     assert advertised(world).devices == before[0].devices
     assert world.specs.files == before[1]
     assert world.keeper.report.unenforced == {}
+
+
+# --- hard limits: in every row the pod runs, its limit read back as in force
+
+
+def drift(**changes: object) -> Callable[[World], None]:
+    """The driver has other limits on the pod's cgroup, and they can't be set."""
+
+    def strike(world: World) -> None:
+        (place,) = world.mpsd.limits_of
+        world.mpsd.limits_of[place] = structs.replace(world.mpsd.limits_of[place], **changes)
+        world.mpsd.refuses = "Insufficient Permissions"
+        look_at_limits(world)
+
+    return strike
+
+
+def mpsd_silent(world: World) -> None:
+    world.mpsd.down = True
+    look_at_limits(world)
+
+
+def downgraded(world: World) -> None:
+    world.hard_limits = CANNOT
+    look_at_limits(world)
+
+
+def hook_lost(world: World) -> None:
+    world.broker.set_gpu_kind(HOOKED_KIND, {}, frozenset())
+    look_at_limits(world)
+
+
+def look_at_limits(world: World) -> None:
+    world.tell()
+    wait(world)
+    world.now_s += VERIFIED_S
+    world.keeper.check_limits()
+
+
+LESSER, FULL = (f"gpufrac_allocations_unenforced {count}" for count in (1, 0))
+HARD_FAULTS = (
+    Fault("nothing", look_at_limits, True, 17, "yes (dmem, set by k8s.device-plugin.nvidia.com/gpu)", FULL),
+    Fault("limit forgotten", drift(hard_bytes=None), True, 17, "reads back no limit instead of 8Gi", LESSER),
+    Fault("limit drifted", drift(hard_bytes=9 << 30), True, 17, "reads back a limit of 9Gi", LESSER),
+    Fault("limit not settable", drift(hard_bytes=None), True, 17, "set again: Insufficient Permissions", LESSER),
+    Fault("mpsd silent", mpsd_silent, True, 17, "is in force can't be told: cannot reach mpsd", FULL),
+    Fault("driver downgraded", downgraded, True, 17, "cooperative on this node by now: driver 580", LESSER),
+    Fault("hook lost", hook_lost, False, 17, "has no hook `apply-cuda-memory-limits`", FULL),
+)
+
+
+@pytest.fixture
+def hard_world(short_tmp: Path) -> Iterator[World]:
+    made = World(short_tmp)
+    made.hard_limits = CAN
+    made.broker.set_gpu_kind(HOOKED_KIND, {}, frozenset({HOOKED_KIND}))
+    made.tell()
+    made.run(made.grant())
+    made.start(made.broker.allocations()[0])
+    made.keeper.observe()
+    made.keeper.check_limits()
+    made.broker.publish()
+    yield made
+    made.ledger.close()
+
+
+@pytest.mark.parametrize("fault", HARD_FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_fault_of_a_hard_limit_and_its_end(hard_world: World, fault: Fault) -> None:
+    world = hard_world
+    before = advertised(world).devices, dict(world.specs.files)
+    (allocation,) = world.broker.allocations()
+    fault.strike(world)
+    seen = world.picture()
+    assert (allocation.key in world.specs.files) is fault.attached
+    assert sum(device.healthy for device in advertised(world).devices if device.id != SHARE) == fault.free
+    assert fault.said in str(seen)
+    assert fault.metric in metrics.render(seen).splitlines()
+    assert [a.granted_enforcement for a in seen.allocations] == ["hard"]
+    world.mpsd.down, world.mpsd.refuses, world.hard_limits = False, "", CAN
+    world.broker.set_gpu_kind(HOOKED_KIND, {}, frozenset({HOOKED_KIND}))
+    look_at_limits(world)
+    look_at_limits(world)
+    (healed,) = world.picture().allocations
+    assert (healed.enforcement, healed.state, healed.reason) == ("hard", "attached", "")
+    assert (advertised(world).devices, world.specs.files) == before
 
 
 def advertised(world: World) -> Advertisement:

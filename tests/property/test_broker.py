@@ -1,9 +1,12 @@
 """No sequence of requests, releases, reloads, GPU changes, drains and restarts books memory twice, mixes modes on a GPU
-or loses a held share; with groups of GPUs and GPUs alone side by side."""
+or loses a held share; with groups of GPUs and GPUs alone side by side, with hard limits and borrowers. And no container
+runs with a limit that reads back wrong unreported, whoever starts, drifts, restarts or goes."""
 
 import shutil
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,14 +15,29 @@ from msgspec import structs
 
 from deviceplugin.broker import Broker
 from deviceplugin.drains import Drains
+from deviceplugin.hardlimits import VERIFIED_S
 from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.start import start_objection
 from deviceplugin.presence import Holder, Observation
-from mpsd.config.model import Enforcement, NodeConfig
+from mpsd.config.model import GIB, Enforcement, NodeConfig
 from mpsd.gpu.model import GpuHealth, Mode
-from mpsd.snapshot import DaemonState, DaemonStatus
-from tests.builders import config, fixed, fraction, info, ready, reported, resource, snapshot, units
+from mpsd.snapshot import DaemonState, DaemonStatus, HardLimits
+from tests.builders import (
+    CAN,
+    CANNOT,
+    HOOKED_KIND,
+    config,
+    fixed,
+    fraction,
+    info,
+    ready,
+    reported,
+    resource,
+    snapshot,
+    units,
+)
+from tests.world import World
 
 RESOURCES = (
     resource("a", fixed(8)),
@@ -27,6 +45,14 @@ RESOURCES = (
     resource("h", fraction(0.5)),
     resource("u", units(2)),
     resource("t", fixed(16), Mode.TIME_SLICING),
+)
+BURST = (
+    resource("a", fixed(8), enforcement=Enforcement.HARD),
+    resource("t", fixed(16), Mode.TIME_SLICING),
+    resource("ab", fixed(8, 20)),
+    resource("hb", fraction(0.3, 0.9)),
+    resource("tb", fixed(6, 23), Mode.TIME_SLICING),
+    resource("pb", fixed(10, 12), groups=("pair0",)),
 )
 GROUPED = (
     *RESOURCES,
@@ -43,11 +69,20 @@ CONFIGS = [
     config(*reversed(GROUPED), groups=(("pair0", (3, 1)), ("pair1", (7,)))),
     config(*GROUPED[:5], resource("p", fixed(12), groups=("pair0",)), groups=(("pair0", (0, 1, 2)),)),
 ]
+BURST_CONFIGS = [
+    config(*BURST),
+    config(*BURST[1:], groups=(("pair0", (2, 3)),)),
+    config(*RESOURCES[:2], RESOURCES[-1]),
+]
 MEMORY_GIB = (80, 24, 40, 40)
 
 
 class Node(RuleBasedStateMachine):
     """A broker with a kubelet-like client: it takes Healthy IDs that no live container of it holds."""
+
+    configs: ClassVar = CONFIGS
+    drivers: ClassVar = [(2, CANNOT), (2, HardLimits()), (3, CANNOT), (3, CAN)]
+    """The MPS protocol, and what mpsd says of hard limits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,11 +92,14 @@ class Node(RuleBasedStateMachine):
         self.healths = [GpuHealth.OK] * len(MEMORY_GIB)
         self.daemon: DaemonStatus | None = None
         self.protocol = 2
+        self.limits: HardLimits = HardLimits()
+        self.hooked = True
         self.running: dict[str, Allocation] = {}
 
-    @initialize(protocol=st.sampled_from([2, 3]), chosen=st.sampled_from(CONFIGS))
-    def begin(self, protocol: int, chosen: NodeConfig) -> None:
-        self.protocol, self.config = protocol, chosen
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        self.protocol, self.limits = data.draw(st.sampled_from(self.drivers))
+        self.config = data.draw(st.sampled_from(self.configs))
         self.open()
 
     def open(self) -> None:
@@ -83,7 +121,8 @@ class Node(RuleBasedStateMachine):
             given = structs.replace(ready(), protocol=3)
         gpus = reported(self.config, infos, self.broker.desired(), given)
         gpus = [structs.replace(gpu, health=health) for gpu, health in zip(gpus, self.healths, strict=True)]
-        self.broker.observe_snapshot(snapshot(*gpus))
+        self.broker.set_gpu_kind(HOOKED_KIND, {}, frozenset({HOOKED_KIND}) if self.hooked else frozenset())
+        self.broker.observe_snapshot(snapshot(*gpus, hard_limits=self.limits))
         self.broker.publish()
 
     def offered(self, name: str, obedient: bool) -> list[str]:
@@ -126,10 +165,10 @@ class Node(RuleBasedStateMachine):
             self.broker.release(allocation.key)
         self.broker.publish()
 
-    @rule(chosen=st.sampled_from(CONFIGS), told=st.booleans())
-    def reload(self, chosen: NodeConfig, told: bool) -> None:
-        self.config = chosen
-        self.broker.apply_config(chosen)
+    @rule(data=st.data(), told=st.booleans())
+    def reload(self, data: st.DataObject, told: bool) -> None:
+        self.config = data.draw(st.sampled_from(self.configs))
+        self.broker.apply_config(self.config)
         self.broker.publish()
         if told:
             self.tell()
@@ -142,6 +181,18 @@ class Node(RuleBasedStateMachine):
     @rule(up=st.booleans())
     def daemons_change(self, up: bool) -> None:
         self.daemon = None if up else DaemonStatus(state=DaemonState.BACKOFF, reason="it died", protocol=self.protocol)
+        self.tell()
+
+    @rule(
+        limits=st.sampled_from([CAN, CAN, CANNOT, HardLimits()]),
+        hooked=st.sampled_from([True, True, False]),
+        protocol=st.sampled_from([3, 3, 2]),
+    )
+    def ability_changes(self, limits: HardLimits, hooked: bool, protocol: int) -> None:
+        """A driver goes up or down, a toolkit comes or goes."""
+        self.limits, self.hooked, self.protocol = limits, hooked, protocol
+        if self.daemon is not None:
+            self.daemon = structs.replace(self.daemon, protocol=protocol)
         self.tell()
 
     @rule(index=st.integers(0, 3), on=st.booleans())
@@ -168,9 +219,23 @@ class Node(RuleBasedStateMachine):
             for a in on_gpu:
                 for share in a.device_ids:
                     shares[a.resource, share] = max(shares[a.resource, share], a.share_bytes)
-            assert sum(shares.values()) == inspection.held[gpu.uuid][0] <= gpu.usable_bytes
+            assert sum(shares.values()) == inspection.held[gpu.uuid].granted_bytes <= gpu.usable_bytes
             assert len({a.mode for a in on_gpu}) <= 1
             assert len({a.group for a in on_gpu}) <= 1, "one daemon owns a GPU"
+
+    @invariant()
+    def who_borrows_does_so_among_those_whose_memory_the_driver_guarantees(self) -> None:
+        if not hasattr(self, "broker"):
+            return
+        inspection = self.broker.inspect()
+        for gpu in inspection.view.gpus.values():
+            on_gpu = [a for a in inspection.allocations if gpu.uuid in a.gpus]
+            borrowers = [a for a in on_gpu if a.may_borrow]
+            assert all(a.enforcement is Enforcement.HARD and a.limit_bytes <= gpu.usable_bytes for a in borrowers)
+            assert all(a.soft_bytes in (0, a.request_bytes) for a in on_gpu)
+            if borrowers:
+                assert all(a.soft_bytes for a in on_gpu if a.enforcement is Enforcement.HARD)
+            assert all(a.enforcement.rank >= a.minimum.rank for a in on_gpu)
 
     @invariant()
     def what_runs_is_recorded_and_healthy_unless_a_gpu_of_it_is_lost(self) -> None:
@@ -204,8 +269,12 @@ class Node(RuleBasedStateMachine):
         if not hasattr(self, "broker"):
             return
         gpus = {gpu.info.uuid: gpu for gpu in self.broker.gpus()}
-        for allocation, _ in self.broker.permitted().values():
-            assert start_objection(allocation, gpus) == ""
+        can = not self.limits.missing or self.limits == HardLimits()
+        for key, (allocation, _) in self.broker.permitted().items():
+            assert start_objection(allocation, gpus, self.broker.hard) == ""
+            granted = next(a for a in self.broker.allocations() if a.key == key)
+            assert allocation.enforcement.rank >= granted.minimum.rank
+            assert allocation.enforcement is not Enforcement.HARD or (self.hooked and can)
 
     def teardown(self) -> None:
         if hasattr(self, "ledger"):
@@ -215,3 +284,125 @@ class Node(RuleBasedStateMachine):
 
 Node.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestNode = Node.TestCase
+
+
+class Borrowers(Node):
+    """The same where memory may be borrowed."""
+
+    configs = BURST_CONFIGS
+    drivers: ClassVar = [(3, CAN)]
+
+
+Borrowers.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestBorrowers = Borrowers.TestCase
+
+
+class Limits(RuleBasedStateMachine):
+    """Containers with hard limits, some of which may borrow, on a node whose every part may fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.mkdtemp(prefix="gf-", dir="/tmp")
+        self.world = World(Path(self.directory), config(*RESOURCES, *BURST[2:5]), gpus=2)
+        self.world.daemon = structs.replace(ready(), protocol=3)
+        self.world.hard_limits = CAN
+        self.world.broker.set_gpu_kind(HOOKED_KIND, {}, frozenset({HOOKED_KIND}))
+        self.world.tell()
+        self.cgroups: dict[str, str] = {}
+
+    @rule(data=st.data(), name=st.sampled_from(["a", "ab", "t", "tb", "u"]), by_hook=st.booleans())
+    def start(self, data: st.DataObject, name: str, by_hook: bool) -> None:
+        world = self.world
+        world.broker.publish()
+        published = world.broker.wait_list(f"gpufrac.dev/{name}", -1, 0, lambda: False)
+        held = {share for a in world.broker.allocations() if a.resource.endswith(f"/{name}") for share in a.device_ids}
+        assert published is not None
+        free = [d.id for d in published.advertisement.devices if d.healthy and d.id not in held]
+        if not free:
+            return
+        outcome = world.broker.allocate(f"gpufrac.dev/{name}", [data.draw(st.sampled_from(free))])
+        if not isinstance(outcome, Allocation):
+            return
+        world.tell()
+        world.keeper.attach()
+        world.run(outcome, pod=outcome.key)
+        if outcome.key in world.specs.files:
+            self.cgroups[outcome.key] = world.start(outcome)
+            if not by_hook:
+                self.drift_of(outcome.key, None)
+
+    def drift_of(self, key: str, hard_bytes: int | None) -> None:
+        limits = self.world.mpsd.limits_of
+        for place in [place for place in limits if place[1] == self.cgroups[key]]:
+            limits[place] = structs.replace(limits[place], hard_bytes=hard_bytes)
+
+    @precondition(lambda self: self.cgroups)
+    @rule(data=st.data(), hard_gib=st.sampled_from([None, 1, 8, 60]))
+    def drift(self, data: st.DataObject, hard_gib: int | None) -> None:
+        key = data.draw(st.sampled_from(sorted(self.cgroups)))
+        self.drift_of(key, None if hard_gib is None else hard_gib * GIB)
+
+    @precondition(lambda self: self.cgroups)
+    @rule(data=st.data())
+    def restart_container(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.cgroups)))
+        self.world.end(self.cgroups.pop(key))
+        (allocation,) = (a for a in self.world.broker.allocations() if a.key == key)
+        if key in self.world.specs.files:
+            self.cgroups[key] = self.world.start(allocation)
+
+    @precondition(lambda self: self.cgroups)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.cgroups)))
+        self.world.end(self.cgroups.pop(key))
+        self.world.kubelet.containers.pop(("ns", key, "c"))
+        self.world.pass_time(40)
+
+    @rule(down=st.booleans(), refuses=st.sampled_from(["", "permission denied"]))
+    def mpsd_changes(self, down: bool, refuses: str) -> None:
+        self.world.mpsd.down, self.world.mpsd.refuses = down, refuses
+
+    @rule(limits=st.sampled_from([CAN, CAN, CANNOT, HardLimits()]))
+    def driver_changes(self, limits: HardLimits) -> None:
+        self.world.hard_limits = limits
+        self.world.tell()
+        self.world.keeper.attach()
+
+    @rule()
+    def restart(self) -> None:
+        self.world.restart()
+
+    @rule()
+    def a_wrong_limit_is_said_after_the_next_full_look(self) -> None:
+        world = self.world
+        places = {directory: key for key, directory in self.cgroups.items()}
+        live = {a.key: a for a in world.broker.allocations()}
+        wrong = {
+            places[directory]
+            for (_, directory), found in world.mpsd.limits_of.items()
+            if live[places[directory]].enforcement is Enforcement.HARD
+            and found.hard_bytes != live[places[directory]].limit_bytes
+        }
+        world.now_s += VERIFIED_S
+        world.keeper.observe()
+        world.keeper.check_limits()
+        shown = {a.key: a for a in world.picture().allocations}
+        for key in wrong:
+            assert shown[key].reason, "a limit reads back wrong, and nobody says so"
+            if not world.mpsd.down:
+                assert shown[key].enforcement != "hard"
+        hard = world.broker.hard
+        if not (world.mpsd.down or world.mpsd.refuses or (hard.known and hard.limits.missing)):
+            for (_, directory), found in world.mpsd.limits_of.items():
+                allocation = live[places[directory]]
+                if allocation.enforcement is Enforcement.HARD:
+                    assert (found.soft_bytes, found.hard_bytes) == (allocation.soft_bytes, allocation.limit_bytes)
+
+    def teardown(self) -> None:
+        self.world.ledger.close()
+        shutil.rmtree(self.directory)
+
+
+Limits.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLimits = Limits.TestCase

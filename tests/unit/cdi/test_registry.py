@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from cdi.encode import encode_spec
+from cdi.model import ContainerEdits, Hook, Spec
 from cdi.registry import BrokenFile, Found, NotFound, Registry, build, find_gpu_kind, scan
 from tests.unit.cdi.support import UUIDS, env_spec, registry_of, spec_file
 
@@ -157,6 +159,42 @@ def test_gpu_kind_is_the_first_that_names_every_uuid() -> None:
     assert find_gpu_kind(registry_of(env_spec(GPU, "0", UUIDS[0]), plugin), UUIDS).kind == PLUGIN_GPU
     assert find_gpu_kind(registry_of(toolkit, plugin), UUIDS, kinds=(PLUGIN_GPU, GPU)).kind == PLUGIN_GPU
     assert find_gpu_kind(registry_of(env_spec("a.b/cls", *UUIDS)), UUIDS, kinds=("a.b/cls",)).kind == "a.b/cls"
+
+
+def hooked_spec(kind: str, *uuids: str, of_file: bool = False, hook: str = "apply-cuda-memory-limits") -> Spec:
+    """Devices with the toolkit's hook, each its own or all through the file."""
+    edits = ContainerEdits(hooks=(Hook("createRuntime", "/usr/bin/nvidia-ctk", ("nvidia-ctk", "hook", hook)),))
+    plain = env_spec(kind, *uuids)
+    if of_file:
+        return structs.replace(plain, container_edits=edits)
+    devices = tuple(structs.replace(device, container_edits=edits) for device in plain.devices)
+    return structs.replace(plain, devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("spec", "hooked"),
+    [
+        (hooked_spec(PLUGIN_GPU, *UUIDS), True),
+        (hooked_spec(PLUGIN_GPU, *UUIDS, of_file=True), True),
+        (hooked_spec(PLUGIN_GPU, *UUIDS, hook="update-ldcache"), False),
+        (hooked_spec(PLUGIN_GPU, UUIDS[0]), False),
+        (env_spec(PLUGIN_GPU, *UUIDS), False),
+    ],
+    ids=["devices", "file", "other-hook", "half-of-the-gpus", "none"],
+)
+def test_a_kind_that_sets_memory_limits_comes_first_where_that_is_wanted(spec: Spec, hooked: bool) -> None:
+    registry = registry_of(env_spec(GPU, *UUIDS), spec)
+    plain, wanted = (find_gpu_kind(registry, UUIDS, prefer_hooked=prefer) for prefer in (False, True))
+    assert (plain.kind, wanted.kind) == (GPU, PLUGIN_GPU if hooked else GPU)
+    assert plain.hooked == wanted.hooked == ({PLUGIN_GPU} if hooked else set())
+
+
+def test_the_hook_must_be_on_every_gpu() -> None:
+    both = structs.replace(
+        env_spec(PLUGIN_GPU, *UUIDS),
+        devices=(*hooked_spec(PLUGIN_GPU, UUIDS[0]).devices, *env_spec(PLUGIN_GPU, UUIDS[1]).devices),
+    )
+    assert find_gpu_kind(registry_of(both), UUIDS).hooked == set()
 
 
 def test_no_gpu_kind_says_why() -> None:

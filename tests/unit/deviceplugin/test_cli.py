@@ -44,6 +44,7 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
         "drain 0",
         "undrain --all",
         "terminate a --yes",
+        "selftest",
     ],
 )
 @pytest.mark.parametrize("output", ["table", "json"])
@@ -177,6 +178,12 @@ def test_an_answer_of_another_version_names_the_process_and_hides_nothing_else(s
     assert got.exit_code == 3
     assert "gpufrac mpsd" in got.output
     assert "version" in got.output
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("config*.yaml")))
+def test_the_examples_are_valid(example: str) -> None:
+    got = run("config", "check", str(ROOT / "examples" / example))
+    assert (got.exit_code, got.stderr) == (0, "")
 
 
 def test_output_that_cannot_be_written_is_one_sentence() -> None:

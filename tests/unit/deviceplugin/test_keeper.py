@@ -23,7 +23,7 @@ from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.plan import namespace_of
 from mpsd.processes import PodProcess
 from mpsd.snapshot import DaemonState, DaemonStatus, Desired, GpuClient
-from tests.builders import config, fixed, info, reported, resource, snapshot, status, units, uuid
+from tests.builders import CANNOT, config, fixed, info, reported, resource, snapshot, status, units, uuid
 from tests.world import CONFIG, SHARE, World
 
 
@@ -93,6 +93,7 @@ def test_a_new_plugin_leaves_files_alone_until_mpsd_spoke_or_a_while_passed(shor
         world.kubelet,
         kubelet_root=str(world.root),
         pod_processes=dict,
+        marked_cgroups=lambda root: (),
         monotonic=lambda: world.now_s,
     )
     keeper.attach()
@@ -842,7 +843,7 @@ def test_an_answer_names_what_will_be_mounted_before_mpsd_made_it(short_tmp: Pat
     world.tell(structs.replace(PROTOCOL_3, protocol=protocol, pinned_limit_bytes=80 << 30))
     known = lastknown.without_moments(world.broker.gpus())
     world.broker = world.open_broker(cfg)
-    world.broker.restore_gpus(known)
+    world.broker.restore(known, CANNOT)
     service = DevicePlugin("gpufrac.dev/pair", world.broker, lambda: None, lambda: None)
     request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["pair0::1"])])
     (answer,) = service.Allocate(request, context=None).container_responses  # type: ignore[arg-type]

@@ -1,10 +1,11 @@
 """Edits and answers."""
 
 import msgspec
+import pytest
 
 from cdi.encode import encode_spec
 from deviceplugin import render
-from mpsd.config.model import Delivery, MpsConfig
+from mpsd.config.model import GIB, Delivery, Enforcement, MpsConfig
 from mpsd.gpu.model import Mode
 from tests.builders import allocation, uuid
 
@@ -35,6 +36,29 @@ def test_time_slicing_mounts_no_daemon_and_sets_no_mps_limit() -> None:
     got = env(mode=Mode.TIME_SLICING)
     assert not [name for name in got if name.startswith("CUDA_MPS")]
     assert render.mounts(msgspec.structs.replace(A, mode=Mode.TIME_SLICING), PIPE) == ()
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(("soft_gib", "request_mib"), [(0, "0"), (8, "8192")])
+def test_a_hard_limit_is_told_to_the_toolkits_hook_with_what_is_guaranteed(
+    mode: Mode, soft_gib: int, request_mib: str
+) -> None:
+    hard = msgspec.structs.replace(
+        A, mode=mode, enforcement=Enforcement.HARD, soft_bytes=soft_gib * GIB, limit_bytes=12 * GIB
+    )
+    got = dict(render.environment(hard))
+    assert got["NVIDIA_GPU_MEMORY_REQUEST"] == request_mib
+    assert got["NVIDIA_GPU_MEMORY_LIMIT"] == "12288"
+    assert (got["GPUFRAC_ENFORCEMENT"], got["GPUFRAC_MEMORY_LIMIT_BYTES"]) == ("hard", str(12 * GIB))
+    # Time-slicing reaches a daemon only where somebody borrows, and never has a limit of MPS.
+    reaches = mode is Mode.SM_SHARING or soft_gib > 0
+    assert ("CUDA_MPS_PIPE_DIRECTORY" in got) is reaches
+    assert (render.mounts(hard, PIPE) == (("/tmp/nvidia-mps", PIPE),)) is reaches
+    assert ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" in got) is (mode is Mode.SM_SHARING)
+
+
+def test_a_limit_that_is_not_hard_is_not_told_to_the_hook() -> None:
+    assert not [name for name in env() if name.startswith("NVIDIA_GPU_MEMORY")]
 
 
 def test_no_client_limit_on_several_gpus() -> None:

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from deviceplugin.plan.model import Allocation
-from deviceplugin.plan.start import loosened, pipe_directory, start_objection
+from deviceplugin.plan.model import Allocation, HardAbility
+from deviceplugin.plan.start import loosened, pipe_directory, start_objection, starts_as
 from mpsd.config.model import GIB, Enforcement
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import Attached, DaemonState, DaemonStatus, GpuStatus
-from tests.builders import allocation, info, status, uuid
+from tests.builders import HARD, HOOKED_KIND, NOT_HARD, PLAIN_KIND, allocation, info, status, uuid
 
 ONE = allocation("a", f"{uuid(0)}::0")
 PAIR = allocation("pair", "pair0::0", gpus=(uuid(0), uuid(1)))
@@ -41,7 +41,7 @@ def reported(live: Allocation, served: DaemonStatus | None, *others: GpuStatus) 
 @pytest.mark.parametrize("state", [DaemonState.READY, DaemonState.DRAINING])
 def test_it_may_start_on_a_daemon_that_serves(live: Allocation, protocol: int, state: DaemonState) -> None:
     gpus = reported(live, daemon(protocol, state=state))
-    assert start_objection(live, gpus) == ""
+    assert start_objection(live, gpus, NOT_HARD) == ""
     assert pipe_directory(live, gpus) == ("/run/mps" if protocol == 2 else f"/run/ns/{live.group}")
 
 
@@ -71,7 +71,7 @@ def test_it_may_not_start_on_one_that_does_not_hold_its_limit(
     live: Allocation, protocol: int, changes: dict[str, object], said: str
 ) -> None:
     made = {key: value(live) if callable(value) else value for key, value in changes.items()}
-    assert said in start_objection(live, reported(live, daemon(protocol, **made)))
+    assert said in start_objection(live, reported(live, daemon(protocol, **made)), NOT_HARD)
 
 
 @pytest.mark.parametrize(
@@ -87,20 +87,72 @@ def test_every_member_of_a_group_must_be_fit(second: dict[str, object], said: st
     made = daemon(name="pair0")
     fields: dict[str, object] = {"group": "pair0", "daemon": made, "mode": Mode.SM_SHARING}
     gpus = reported(PAIR, made, status(info(1), **(fields | second)))
-    assert said in start_objection(PAIR, gpus)
+    assert said in start_objection(PAIR, gpus, NOT_HARD)
 
 
 def test_a_daemon_of_more_gpus_numbers_them_otherwise() -> None:
     gpus = reported(PAIR, daemon(), status(info(2), group="pair0", daemon=daemon(), mode=Mode.SM_SHARING))
-    assert "serves other GPUs" in start_objection(PAIR, gpus)
+    assert "serves other GPUs" in start_objection(PAIR, gpus, NOT_HARD)
     del gpus[uuid(1)]
-    assert f"its GPU {uuid(1)} is not known to mpsd" in start_objection(PAIR, gpus)
+    assert f"its GPU {uuid(1)} is not known to mpsd" in start_objection(PAIR, gpus, NOT_HARD)
 
 
 def test_time_slicing_needs_no_daemon() -> None:
     gpus = reported(SLICED, None)
-    assert start_objection(SLICED, gpus) == ""
+    assert start_objection(SLICED, gpus, NOT_HARD) == ""
     assert pipe_directory(SLICED, gpus) == ""
+
+
+def hard(mode: Mode, **changes: object) -> Allocation:
+    fields = {"mode": mode, "enforcement": Enforcement.HARD, "gpu_kind": HOOKED_KIND}
+    return structs.replace(ONE, **(fields | changes))
+
+
+BURST = {"limit_bytes": 16 * GIB, "soft_bytes": 8 * GIB}
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    ("ability", "changes", "said", "level"),
+    [
+        (HARD, {}, "", {"hard"}),
+        (HARD, BURST, "", {"hard"}),
+        (HardAbility(), {}, "not known yet", None),
+        (HARD, {"gpu_kind": PLAIN_KIND}, "has no hook", None),
+        (HARD, {"gpu_kind": ""}, "nvidia runtime", None),
+        (NOT_HARD, {}, "", {"cooperative", "none"}),
+        (NOT_HARD, {"minimum": Enforcement.HARD}, "needs a hard limit", None),
+        (NOT_HARD, BURST, "this node has lost them: driver 580.95.05", None),
+    ],
+)
+def test_what_was_granted_hard_starts_as_the_node_can_and_its_resource_accepts(
+    mode: Mode, ability: HardAbility, changes: dict[str, object], said: str, level: set[str] | None
+) -> None:
+    live = hard(mode, **changes)
+    made = daemon(3, attached=(Attached(live.key, "/run/ns/x", live.limit_bytes),))
+    got = start_objection(live, reported(live, made), ability)
+    assert said in got if said else got == ""
+    if level is not None:
+        assert starts_as(live, ability).enforcement in level
+
+
+@pytest.mark.parametrize(
+    ("served", "said"),
+    [
+        (daemon(3, attached=(Attached(ONE.key, "/run/ns/_main", 0),)), ""),
+        (daemon(3, attached=()), "no way to its MPS daemon yet"),
+        (daemon(3, attached=(Attached(ONE.key, "", 0),)), "names no directory"),
+        (daemon(2, pinned_limit_bytes=80 * GIB), "speaks protocol 2"),
+        (daemon(3, state=DaemonState.BACKOFF), "waiting for the MPS daemon of"),
+    ],
+)
+def test_a_time_slicing_share_among_borrowers_needs_the_daemons_main_socket(served: DaemonStatus, said: str) -> None:
+    live = hard(Mode.TIME_SLICING, soft_bytes=8 * GIB)
+    gpus = reported(live, served)
+    got = start_objection(live, gpus, HARD)
+    assert said in got if said else got == ""
+    if not said:
+        assert pipe_directory(live, gpus) == "/run/ns/_main"
 
 
 @pytest.mark.parametrize(
@@ -108,6 +160,7 @@ def test_time_slicing_needs_no_daemon() -> None:
     [
         (PAIR, 2, True),
         (structs.replace(PAIR, enforcement=Enforcement.NONE), 2, False),
+        (structs.replace(PAIR, enforcement=Enforcement.HARD), 2, False),
         (PAIR, 3, False),
         (ONE, 2, False),
     ],
