@@ -9,7 +9,6 @@ whole for readers.
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -175,20 +174,22 @@ class LimitKeeper:
         """What a cgroup reserves on its ancestors stays there when it goes (MPS memory partitioning), so it is given
         back before. Best effort: a container that ended has no cgroup any more, and mpsd looks after the rest."""
         leaving = vacated & live.keys() - self._cleared
+        failed: set[str] = set()
         for directory, key in list(self._owners.items()):
             if key in live and key not in leaving:
                 continue
             allocation = live.get(key) or self._known[key]
             self._verified.discard(key)
             if allocation.soft_bytes and self._exists(directory):
-                # While a process of it may live, its ceiling stays.
-                hard_bytes = allocation.limit_bytes if key in live else None
+                # Its ceiling stays: it goes with the cgroup, and until then a process of it may live.
                 for gpu in allocation.gpus:
-                    with suppress(GpufracError):
-                        self._mpsd.set_limits(gpu, directory, 0, hard_bytes)
+                    try:
+                        self._mpsd.set_limits(gpu, directory, 0, allocation.limit_bytes)
+                    except GpufracError:
+                        failed.add(key)  # again at the next look
             if key not in live:
                 del self._owners[directory]
-        self._cleared = (self._cleared | leaving) & vacated & live.keys()
+        self._cleared = ((self._cleared | leaving) - failed) & vacated & live.keys()
 
     def _note(self, states: Mapping[str, LimitState]) -> None:
         for key, state in states.items():

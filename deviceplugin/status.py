@@ -174,7 +174,7 @@ def allocation_status(
         adopted=allocation.adopted,
         granted_enforcement=allocation.enforcement,
         used_bytes=limits.used_bytes,
-        burst=burst(allocation, limits.used_bytes),
+        burst=burst(allocation, limits.used_bytes, in_force=enforcement is Enforcement.HARD),
     )
 
 
@@ -188,12 +188,23 @@ def _level_now(allocation: Allocation, limits: LimitState, inspection: Inspectio
     return (lesser, limits.trouble) if limits.trouble else (Enforcement.HARD, "")
 
 
-def burst(allocation: Allocation, used_bytes: int | None) -> str:
+def burst(allocation: Allocation, used_bytes: int | None, *, in_force: bool = True) -> str:
     """What an allocation borrows or may borrow beyond its request, empty where it may not (pure). Who is above its
-    request is who can be evicted (MPS memory partitioning); in which order is not documented."""
+    request is who can be evicted (MPS memory partitioning); in which order is not documented.
+
+    Args:
+        in_force: its limits are: without them nobody is evicted.
+    """
     if not allocation.may_borrow:
         return ""
     beyond_bytes = (used_bytes or 0) - allocation.request_bytes
+    if not in_force:
+        if beyond_bytes <= 0:
+            return ""
+        return (
+            f"has {format_bytes(beyond_bytes)} beyond its request and no limits in force: it can't be evicted, and "
+            "others may not get what was guaranteed to them"
+        )
     if beyond_bytes > 0:
         return (
             f"borrows {format_bytes(beyond_bytes)}: its processes are evicted when others need what was guaranteed "

@@ -68,7 +68,9 @@ class HardAbility(msgspec.Struct, frozen=True):
     @property
     def missing(self) -> tuple[str, ...]:
         """Each piece that is not there for a new container, with what to do; empty: its limit can be hard."""
-        return (*self.limits.missing, *filter(None, [self.no_setter(self.kind)]))
+        # While limits can't be set at all another kind may be in use than the one that carries the hook.
+        setter = "" if self.limits.missing and self.hooked else self.no_setter(self.kind)
+        return (*self.limits.missing, *filter(None, [setter]))
 
     def no_setter(self, kind: str) -> str:
         """Why nobody sets the limits of a container with GPUs of this kind, empty when the hook does."""

@@ -11,6 +11,7 @@ from deviceplugin.plan.advertise import advertise
 from deviceplugin.plan.allocate import plan
 from deviceplugin.plan.enforcement import config_note, not_hard
 from deviceplugin.plan.model import Allocation, HardAbility, Refusal
+from deviceplugin.status import burst
 from mpsd.config.model import GIB, CdiConfig, Delivery, Enforcement, NodeConfig
 from mpsd.gpu.model import Mode
 from mpsd.snapshot import HardLimits
@@ -171,3 +172,20 @@ def test_a_group_under_protocol_2_has_no_one_limit_where_limits_are_hard() -> No
     )
     view = node(cfg, info(0), info(1), hard=HARD)
     assert isinstance(plan(view.resources["gpufrac.dev/p"], view, accounts, ["pair0::0"], generation=2), Allocation)
+
+
+def test_a_hook_that_is_there_is_not_said_to_be_missing_while_limits_cannot_be_set() -> None:
+    refused = HardLimits(missing=("the driver's calls are refused: run as root",))
+    assert HardAbility(refused, PLAIN_KIND, frozenset({HOOKED_KIND})).missing == refused.missing
+    assert len(HardAbility(refused, PLAIN_KIND, frozenset()).missing) == 2
+
+
+@pytest.mark.parametrize(
+    ("used_gib", "in_force", "said"),
+    [(0, True, "may borrow 8Gi"), (10, True, "borrows 2Gi"), (10, False, "it can't be evicted"), (8, False, "")],
+)
+def test_nobody_is_said_to_be_evictable_without_limits_in_force(used_gib: int, in_force: bool, said: str) -> None:
+    allocation = grant(CONFIG, "burst", 0, Accounts())
+    assert isinstance(allocation, Allocation)
+    got = burst(allocation, used_gib * GIB, in_force=in_force)
+    assert said in got if said else got == ""

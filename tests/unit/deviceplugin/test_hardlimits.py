@@ -179,7 +179,7 @@ def test_what_is_guaranteed_is_given_back_before_the_cgroup_goes(world: World) -
     world.pass_time(ABSENT_S + 5)
     assert got.key not in {a.key for a in world.broker.allocations()}
     world.keeper.check_limits()
-    assert world.mpsd.set_calls[1:] == [(uuid(0), cgroup, 0, None)]
+    assert world.mpsd.set_calls[1:] == [(uuid(0), cgroup, 0, 16 * GIB)], "and goes with the cgroup"
     world.keeper.check_limits()
     assert len(world.mpsd.set_calls) == 2
 
@@ -343,3 +343,15 @@ def test_on_a_simulated_node_the_simulated_tree_tells_the_cgroup() -> None:
                 assert [m.directory for m in got if m.pod_uid == env["GPUFRAC_SIM_POD_UID"]] == found
         finally:
             child.kill()
+
+
+def test_what_could_not_be_given_back_is_tried_again(world: World) -> None:
+    _, cgroup = started(world, "burst")
+    world.kubelet.containers.clear()
+    world.mpsd.refuses = "cannot set limits now"
+    look(world)
+    look(world)
+    world.mpsd.refuses = ""
+    before = len(world.mpsd.set_calls)
+    look(world)
+    assert world.mpsd.set_calls[before:] == [(uuid(0), cgroup, 0, 16 * GIB)]
