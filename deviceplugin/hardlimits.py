@@ -26,7 +26,7 @@ from mpsd.snapshot import LimitQuery, LimitReading
 
 log = get_logger("plugin")
 
-VERIFIED_S = 30.0
+VERIFIED_S = 10.0
 """How often limits that were in force are read again; others with every look."""
 
 QUERIES = 500
