@@ -122,6 +122,14 @@ class Node:
             time.sleep(0.1)
         raise SystemExit("bench: the MPS daemons did not get ready in time")
 
+    def offer(self, name: str, shares: int) -> None:
+        """mpsd, its daemons, then the plugin, until so many shares of a resource are Healthy."""
+        self.spawn("mpsd")
+        self.wait_daemons()
+        self.spawn("plugin")
+        devices = self.registry.devices
+        self.registry.wait(lambda: sum(d.health == "Healthy" for d in devices.get(name, ())) >= shares)
+
     def stop(self, name: str) -> None:
         process = self.processes.pop(name)
         process.terminate()
@@ -192,11 +200,8 @@ def bench_start(rounds: int) -> None:
 def bench_allocate(gpus: int) -> None:
     node = Node(SHARES, ["80Gi"] * gpus)
     try:
-        node.spawn("mpsd")
-        node.wait_daemons()
-        node.spawn("plugin")
         name = "gpufrac.dev/gpu-1gi"
-        node.registry.wait(lambda: sum(d.health == "Healthy" for d in node.registry.devices.get(name, ())) >= 48 * gpus)
+        node.offer(name, 48 * gpus)
         ids = [device.ID for device in node.registry.devices[name]]
         plugin = node.registry.plugins[name]
 
@@ -253,11 +258,8 @@ def bench_crash(gpus: int) -> None:
     """From the kill of a daemon to its GPU's CDI file withdrawn and its free shares Unhealthy, one sample per GPU."""
     node = Node(SHARES, ["80Gi"] * gpus)
     try:
-        node.spawn("mpsd")
-        node.wait_daemons()
-        node.spawn("plugin")
         name = "gpufrac.dev/gpu-1gi"
-        node.registry.wait(lambda: sum(d.health == "Healthy" for d in node.registry.devices.get(name, ())) >= 48 * gpus)
+        node.offer(name, 48 * gpus)
         mpsd = MpsdClient(f"{node.root}/run/mpsd.sock")
         first = {d.ID.partition("::")[0]: d.ID for d in reversed(node.registry.devices[name])}
         withdrawn, exits = [], []
