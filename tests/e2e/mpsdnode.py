@@ -130,15 +130,7 @@ metrics: {{address: ""}}
             "CUDA_VISIBLE_DEVICES": gpu.info.uuid,
             **environment,
         }
-        program = subprocess.Popen(
-            [sys.executable, "-m", "mpsd.sim.cuda", *arguments],
-            cwd=ROOT,
-            env=variables,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        program = cuda_program(variables, *arguments)
         self._stack.callback(end, program)
         return program
 
@@ -170,6 +162,19 @@ metrics: {{address: ""}}
 
 def is_ready(gpu: GpuStatus) -> bool:
     return gpu.daemon is not None and gpu.daemon.state == "ready"
+
+
+def cuda_program(variables: dict[str, str], *arguments: str) -> "subprocess.Popen[str]":
+    """A CUDA program with this environment and nothing else, its three streams in pipes; whoever starts it ends it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "mpsd.sim.cuda", *arguments],
+        cwd=ROOT,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def end(child: "subprocess.Popen[Any]") -> None:

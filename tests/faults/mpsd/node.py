@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +57,7 @@ from mpsd.supervision import mode as modes
 from mpsd.supervision import supervisor as supervision
 from mpsd.supervision.supervisor import Supervisor
 from tests.desired import allocation
-from tests.e2e.mpsdnode import DRIVERS, ROOT, WAIT_S, end, first_line, is_ready
+from tests.e2e.mpsdnode import DRIVERS, WAIT_S, cuda_program, end, first_line, is_ready
 
 LIMIT = 8 * GIB
 RESOURCE = "x/y"
@@ -412,15 +411,7 @@ class Node:
             **({} if slot is None else {"GPUFRAC_ALLOCATION": f"k{slot}"}),
             **environment,
         }
-        program = subprocess.Popen(
-            [sys.executable, "-m", "mpsd.sim.cuda", *arguments],
-            cwd=ROOT,
-            env=variables,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        program = cuda_program(variables, *arguments)
         self._stack.callback(end, program)
         return program
 
