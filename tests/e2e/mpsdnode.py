@@ -17,6 +17,7 @@ from mpsd.localapi.client import MpsdClient, call
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import clear_fault, set_fault
 from mpsd.snapshot import Desired, GpuStatus, Snapshot
+from tests.lines import next_line
 
 WAIT_S = 30.0
 """Longest wait for something that must happen; reached only by a failing test."""
@@ -186,9 +187,7 @@ def end(child: "subprocess.Popen[Any]") -> None:
 
 def first_line(program: "subprocess.Popen[str]") -> str:
     """Waits for the program's first line."""
-    assert program.stdout is not None
-    assert select.select([program.stdout], [], [], WAIT_S)[0], "the program says nothing"
-    return program.stdout.readline().strip()
+    return next_line(program.stdout, WAIT_S)
 
 
 def saved_state(node: MpsdNode) -> dict[str, Any]:
