@@ -19,6 +19,8 @@ import yaml
 from mpsd.config.model import (
     MIN_UNIT_BYTES,
     SOCKET_NAME_MAX_BYTES,
+    AnnotationsConfig,
+    AwayPolicy,
     CdiConfig,
     Delivery,
     Enforcement,
@@ -27,14 +29,17 @@ from mpsd.config.model import (
     GpuDevices,
     GpuRef,
     GpuSelection,
+    KubernetesConfig,
     LeakPolicy,
     Memory,
     MpsConfig,
     NamespaceMount,
     NodeConfig,
+    NriConfig,
     Resource,
     SimulatedConfig,
     SimulatedGpu,
+    TrustPolicy,
     UnitMemory,
     WedgePolicy,
 )
@@ -57,6 +62,12 @@ _MAX_SOCKET_PATH_BYTES = 107  # sun_path without its NUL
 _UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 _MAX_GROUP_NAME = _UUID_LENGTH  # it stands where a UUID does: in device IDs and socket paths
 _MAX_SIZE_BYTES = MAX_VALUE // MIB * MIB
+_MAX_LABEL = 63
+_MAX_DOMAIN = 253
+_MAX_PREFIX_NAME = (
+    63 - len("a") - len(".gpu-compute.portion")
+)  # room for the shortest container name and longest suffix
+_TOOLKIT_NRI_INDEX = "10"
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN_TAGS = frozenset(
@@ -68,6 +79,8 @@ _HOME = {  # keys that are often written one level too high
     **dict.fromkeys(("mode", "threadPercent"), "compute"),
     **dict.fromkeys(("include", "exclude", "groups"), "gpus"),
     **dict.fromkeys(("protocol", "runRoot", "logRoot", "driverRoot", "clientLimit", "sharedMemory"), "mps"),
+    **dict.fromkeys(("share", "trust", "reservationNamespace", "prefix", "whenAway"), "annotations"),
+    **dict.fromkeys(("access", "nodeName"), "kubernetes"),
 }
 
 _NATURAL = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -75,6 +88,8 @@ _DECIMAL = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][-+
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ALL = re.compile("all")
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_PREFIX_NAME = re.compile(r"(?:[A-Za-z0-9][-A-Za-z0-9_.]*)?")
+_TWO_DIGITS = re.compile(r"[0-9]{2}")
 _RESOURCE_BASE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _DRIVER_VERSION = re.compile(r"[1-9][0-9]{2,3}(?:\.[0-9]{1,4}){1,2}")
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -390,8 +405,9 @@ class _Value:
             return None
         return whole
 
-    def path_text(self, *, root_allowed: bool = False, socket_below: str = "") -> str | None:
-        """An absolute path in normal form. `socket_below`: the longest socket path that must fit below it."""
+    def path_text(self, *, root_allowed: bool = False, socket_below: str | None = None) -> str | None:
+        """An absolute path in normal form. `socket_below`: the longest socket path that must fit below it, empty where
+        it is one itself."""
         rule = "must be an absolute path"
         text = self.text(rule)
         if text is None:
@@ -409,10 +425,10 @@ class _Value:
         if text == "/" and not root_allowed:
             self.note("must be a directory below /")
             return None
-        most = _MAX_SOCKET_PATH_BYTES - len(socket_below)
-        if socket_below and len(text.encode()) > most:
-            limit = f"the path of a socket below it would pass {_MAX_SOCKET_PATH_BYTES} bytes"
-            self.note(f"must be at most {most} bytes long: {limit}")
+        most = _MAX_SOCKET_PATH_BYTES - len(socket_below or "")
+        if socket_below is not None and len(text.encode()) > most:
+            below = f"the path of a socket below it would pass {_MAX_SOCKET_PATH_BYTES} bytes"
+            self.note(f"must be at most {most} bytes long: {below if socket_below else 'it is the path of a socket'}")
             return None
         return text
 
@@ -540,6 +556,154 @@ def _is_host(host: str) -> bool:
     return True
 
 
+# -- other front ends, and where they find what they need
+
+
+def _annotations(value: _Value, minimum: Enforcement, shared: GpuSelection) -> AnnotationsConfig | None:
+    readers: _Readers = {
+        "share": ("share", _Value.boolean),
+        "reservationNamespace": ("reservation_namespace", lambda v: _label(v, "a namespace")),
+        "prefix": ("prefix", _annotation_prefix),
+        "enforcement": ("enforcement", lambda v: v.choice(Enforcement)),
+        "whenAway": ("when_away", lambda v: v.choice(AwayPolicy)),
+        "criSocket": ("cri_socket", lambda v: v.path_text(socket_below="")),
+    }
+    entries = value.mapping(("gpus", "trust", *readers), like="{gpus: {include: [2, 3]}}")
+    if entries is None:
+        return None
+    fields = {readers[key][0]: readers[key][1](entry) for key, entry in entries.items() if key in readers}
+    trust, namespaces = _trust(entries["trust"]) if "trust" in entries else (TrustPolicy.KAI_RESERVATION, ())
+    default = AnnotationsConfig(
+        gpus=_set_aside(value, entries.get("gpus"), shared),
+        trust=trust,
+        namespaces=namespaces,
+        enforcement=minimum,
+    )
+    return msgspec.structs.replace(default, **{name: field for name, field in fields.items() if field is not None})
+
+
+def _set_aside(annotations: _Value, value: _Value | None, shared: GpuSelection) -> GpuSelection:
+    """There is no default: whole GPUs would silently change hands. `shared`: `gpus`, which must admit them."""
+    rule = "all, or a list of the GPUs that annotated pods may use"
+    if value is None:
+        annotations.missing("gpus.include", rule)
+        return GpuSelection()
+    entries = value.mapping(("include", "exclude"), like="{include: [2, 3]}")
+    if entries is None:
+        return GpuSelection()
+    if "include" not in entries:
+        value.missing("include", rule)
+    selection = _selection(entries)
+    for ref in selection.include or ():
+        if ref in shared.exclude:
+            entries["include"].note(f"GPU {ref} is excluded by gpus.exclude")
+        # Where one list has indices and the other UUIDs, only the node knows.
+        elif shared.include is not None and ref not in shared.include and _same_kind(ref, shared.include):
+            entries["include"].note(f"GPU {ref} is not in gpus.include, so it is not shared at all")
+    return selection
+
+
+def _same_kind(ref: GpuRef, refs: Sequence[GpuRef]) -> bool:
+    return all(isinstance(other, int) == isinstance(ref, int) for other in refs)
+
+
+def _trust(value: _Value) -> tuple[TrustPolicy, tuple[str, ...]]:
+    rule = f"must be {TrustPolicy.KAI_RESERVATION}, {TrustPolicy.ANY} or {{namespaces: [...]}}"
+    if isinstance(value.node, yaml.ScalarNode):
+        text = value.text(rule)
+        if text in (TrustPolicy.KAI_RESERVATION, TrustPolicy.ANY):
+            return TrustPolicy(text), ()
+        if text is not None:
+            value.note(rule)
+        return TrustPolicy.KAI_RESERVATION, ()
+    if not isinstance(value.node, yaml.MappingNode):
+        value.note(rule)
+        return TrustPolicy.KAI_RESERVATION, ()
+    entries = value.mapping(("namespaces",))
+    if entries is not None and "namespaces" in entries:
+        return TrustPolicy.NAMESPACES, _namespaces(entries["namespaces"])
+    value.missing("namespaces", "a list of at least one namespace")
+    return TrustPolicy.NAMESPACES, ()
+
+
+def _namespaces(value: _Value) -> tuple[str, ...]:
+    items = value.items("namespaces")
+    if items is not None and not items:
+        value.note("must name at least one namespace")
+    names: list[str] = []
+    for item in items or ():
+        name = _label(item, "a namespace")
+        if name is not None and name in names:
+            item.note("is named twice in this list")
+        elif name is not None:
+            names.append(name)
+    return tuple(names)
+
+
+def _label(value: _Value, what: str) -> str | None:
+    """A DNS label (RFC 1123), as the API server wants namespaces to be."""
+    rule = f"must be {what}: at most {_MAX_LABEL} lower-case letters, digits and inner dashes"
+    text = value.matching(_LABEL, rule)
+    if text is not None and len(text) > _MAX_LABEL:
+        value.note(rule)
+        return None
+    return text
+
+
+def _is_domain(text: str) -> bool:
+    """Whether it is a DNS subdomain (RFC 1123), as the API server wants names of nodes to be."""
+    return len(text) <= _MAX_DOMAIN and all(_LABEL.fullmatch(label) for label in text.split("."))
+
+
+def _annotation_prefix(value: _Value) -> str | None:
+    """With a container's name and a suffix it must be able to be the key of an annotation."""
+    text = value.text('must be the start of an annotation\'s key such as nvidia.com/container., or ""')
+    if text is None or text == "":
+        return text
+    domain, slash, name = text.partition("/")
+    if not slash:
+        value.note("must be <domain>/<start of the name>, such as nvidia.com/container.")
+    elif not _is_domain(domain):
+        value.note(f"the domain must be at most {_MAX_DOMAIN} lower-case letters, digits, dashes and dots")
+    elif not _PREFIX_NAME.fullmatch(name):
+        value.note("the part behind the slash must be letters, digits, `-`, `_` and `.`, and not begin with a sign")
+    elif len(name) > _MAX_PREFIX_NAME:
+        rest = "a container's name and a key such as .gpu-compute.portion must fit behind it into 63"
+        value.note(f"the part behind the slash must be at most {_MAX_PREFIX_NAME} characters long: {rest}")
+    else:
+        return text
+    return None
+
+
+def _nri_index(value: _Value) -> str | None:
+    rule = "must be two digits such as 50"
+    text = value.matching(_TWO_DIGITS, rule)
+    if text == _TOOLKIT_NRI_INDEX:
+        value.note(f"{rule}, and not 10: the container toolkit's own plugin has that, and equals come in no order")
+        return None
+    return text
+
+
+def _kubernetes_access(value: _Value) -> str | None:
+    if isinstance(value.node, yaml.ScalarNode) and value.node.value.startswith("/"):
+        return value.path_text()
+    rule = "must be off, in-cluster or the absolute path of a kubeconfig"
+    text = value.text(rule)
+    if text is None or text in ("off", "in-cluster"):
+        return text
+    value.note(rule)
+    return None
+
+
+def _node_name(value: _Value) -> str | None:
+    rule = f'must be the name of a node: at most {_MAX_DOMAIN} lower-case letters, digits, dashes and dots, or ""'
+    text = value.text(rule)
+    if text is None or text == "" or _is_domain(text):
+        return text
+    value.note(rule)
+    return None
+
+
 # -- GPUs
 
 
@@ -621,9 +785,11 @@ def _groups(value: _Value, excluded: Collection[GpuRef]) -> _Groups:
 # -- resources
 
 
-def _resources(value: _Value, minimum: Enforcement, groups: Collection[str]) -> tuple[Resource, ...]:
+def _resources(
+    value: _Value, minimum: Enforcement, groups: Collection[str], *, none_allowed: bool
+) -> tuple[Resource, ...]:
     items = value.items("resources")
-    if items is not None and not items:
+    if items is not None and not items and not none_allowed:
         value.note("must hold at least one resource")
     names: dict[str, str] = {}
     resources = [_resource(item, minimum, groups, names) for item in items or ()]
@@ -803,6 +969,9 @@ _TOP = (
     "stateRoot",
     "backend",
     "simulated",
+    "annotations",
+    "nri",
+    "kubernetes",
     "metrics",
 )
 
@@ -818,10 +987,15 @@ def _node_config(root: _Value) -> NodeConfig | None:
             root.missing(key, expected)
     selection, groups = _gpus(entries.get("gpus"))
     config = _plain_sections(entries, NodeConfig(resources=(), gpus=selection, groups=groups))
+    annotated = "annotations" in entries
+    if annotated:
+        annotations = _annotations(entries["annotations"], config.enforcement_minimum, selection)
+        config = msgspec.structs.replace(config, annotations=annotations)
     if "resources" in entries:
-        resources = _resources(entries["resources"], config.enforcement_minimum, [name for name, _ in groups])
+        names = [name for name, _ in groups]
+        resources = _resources(entries["resources"], config.enforcement_minimum, names, none_allowed=annotated)
         config = msgspec.structs.replace(config, resources=resources)
-    else:
+    elif not annotated:
         root.missing("resources", "a list with at least one resource")
     if "simulated" in entries and config.backend != "simulated":
         entries["simulated"].note("is only possible with backend: simulated")
@@ -834,6 +1008,20 @@ def _plain_sections(entries: Mapping[str, _Value], default: NodeConfig) -> NodeC
         mps=_mps(entries.get("mps")),
         cdi=_cdi(entries.get("cdi")),
         simulated=_simulated(entries.get("simulated")),
+        nri=_section(
+            entries.get("nri"),
+            NriConfig(),
+            {
+                "socket": ("socket", lambda v: v.path_text(socket_below="")),
+                "name": ("name", lambda v: _label(v, "the name of an NRI plugin")),
+                "index": ("index", _nri_index),
+            },
+        ),
+        kubernetes=_section(
+            entries.get("kubernetes"),
+            KubernetesConfig(),
+            {"access": ("access", _kubernetes_access), "nodeName": ("node_name", _node_name)},
+        ),
     )
     plugin_socket = f"/device-plugins/{'x' * SOCKET_NAME_MAX_BYTES}"
     sections: dict[str, _Readers] = {

@@ -69,6 +69,23 @@ class LeakPolicy(StrEnum):
     REPAIR = "repair"
 
 
+class TrustPolicy(StrEnum):
+    """Whose device lists in annotations are believed. KAI_RESERVATION: the GPU is held by a KAI reservation pod that is
+    told apart by its namespace. NAMESPACES: pods of the namespaces named in the config. ANY: everybody's."""
+
+    KAI_RESERVATION = "kai-reservation"
+    NAMESPACES = "namespaces"
+    ANY = "any"
+
+
+class AwayPolicy(StrEnum):
+    """What happens to annotated containers that were started while we were away and run unenforced. REPORT: words
+    only. STOP: they are stopped, so that the kubelet makes them again."""
+
+    REPORT = "report"
+    STOP = "stop"
+
+
 class FixedMemory(msgspec.Struct, frozen=True, kw_only=True):
     """`memory: {request, limit}` in bytes, whole MiB."""
 
@@ -152,8 +169,40 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = "580.95.05"
 
 
+class AnnotationsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Pods described by annotations. `gpus` are set aside for them; with `share`, resources may use these GPUs, too.
+    `namespaces` is empty but for NAMESPACES. `prefix` stands before the container's name in every key."""
+
+    gpus: GpuSelection
+    share: bool = False
+    trust: TrustPolicy = TrustPolicy.KAI_RESERVATION
+    namespaces: tuple[str, ...] = ()
+    reservation_namespace: str = "kai-resource-reservation"
+    prefix: str = "nvidia.com/container."
+    enforcement: Enforcement
+    """Its minimum, already defaulted from `enforcement.minimum`."""
+    when_away: AwayPolicy = AwayPolicy.REPORT
+    cri_socket: str = "/run/containerd/containerd.sock"
+    """Where the runtime stops containers, for STOP."""
+
+
+class NriConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the runtime is, and how we introduce ourselves to it. `index` is two digits: our place among plugins."""
+
+    socket: str = "/var/run/nri/nri.sock"
+    name: str = "gpufrac"
+    index: str = "50"
+
+
+class KubernetesConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`access` is `off`, `in-cluster` or the path of a kubeconfig. `node_name` is empty where it is found out."""
+
+    access: str = "off"
+    node_name: str = ""
+
+
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole file. Paths are host paths."""
+    """The whole file. Paths are host paths. `resources` is empty only where there are `annotations`."""
 
     resources: tuple[Resource, ...]
     gpus: GpuSelection = GpuSelection()
@@ -170,6 +219,10 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "nvml"
     """nvml | simulated"""
     simulated: SimulatedConfig = SimulatedConfig()
+    annotations: AnnotationsConfig | None = None
+    """None: pods described by annotations are left alone."""
+    nri: NriConfig = NriConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     metrics_address: str = "127.0.0.1:9478"
     """host:port; empty turns metrics off"""
 

@@ -5,12 +5,14 @@ from typing import Any
 
 from mpsd.config.load import API_VERSION, KIND
 from mpsd.config.model import (
+    AnnotationsConfig,
     FixedMemory,
     FractionMemory,
     GpuRef,
     GpuSelection,
     NodeConfig,
     Resource,
+    TrustPolicy,
     UnitMemory,
 )
 from mpsd.quantity import format_bytes
@@ -19,7 +21,7 @@ from mpsd.quantity import format_bytes
 def effective(config: NodeConfig) -> dict[str, Any]:
     """Plain dicts, lists and scalars: dumped as YAML or JSON and loaded again, they give an equal NodeConfig.
 
-    `simulated` is left out with another backend, where a file must not have it.
+    `simulated` is left out with another backend, where a file must not have it; `annotations` where there are none.
     """
     shown: dict[str, Any] = {
         "apiVersion": API_VERSION,
@@ -58,8 +60,26 @@ def effective(config: NodeConfig) -> dict[str, Any]:
     if config.backend == "simulated":
         gpus = [{"memory": format_bytes(gpu.memory_bytes)} for gpu in config.simulated.gpus]
         shown["simulated"] = {"gpus": gpus, "driver": config.simulated.driver}
+    if config.annotations is not None:
+        shown["annotations"] = _annotations(config.annotations)
+    shown["nri"] = {"socket": config.nri.socket, "name": config.nri.name, "index": config.nri.index}
+    shown["kubernetes"] = {"access": config.kubernetes.access, "nodeName": config.kubernetes.node_name}
     shown["metrics"] = {"address": config.metrics_address}
     return shown
+
+
+def _annotations(annotations: AnnotationsConfig) -> dict[str, Any]:
+    named = annotations.trust is TrustPolicy.NAMESPACES
+    return {
+        "gpus": _selection(annotations.gpus),
+        "share": annotations.share,
+        "trust": {"namespaces": list(annotations.namespaces)} if named else annotations.trust.value,
+        "reservationNamespace": annotations.reservation_namespace,
+        "prefix": annotations.prefix,
+        "enforcement": annotations.enforcement.value,
+        "whenAway": annotations.when_away.value,
+        "criSocket": annotations.cri_socket,
+    }
 
 
 def _resource(resource: Resource) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from mpsd.config.load import ConfigErrors, parse_config
 from mpsd.config.model import (
+    AnnotationsConfig,
+    AwayPolicy,
     CdiConfig,
     Delivery,
     Enforcement,
@@ -16,13 +18,16 @@ from mpsd.config.model import (
     GpuDevices,
     GpuRef,
     GpuSelection,
+    KubernetesConfig,
     Memory,
     MpsConfig,
     NamespaceMount,
     NodeConfig,
+    NriConfig,
     Resource,
     SimulatedConfig,
     SimulatedGpu,
+    TrustPolicy,
     UnitMemory,
     WedgePolicy,
 )
@@ -79,10 +84,36 @@ def resources(draw: st.DrawFn, name: str, groups: list[str]) -> Resource:
     )
 
 
+PREFIXES = st.just("") | st.builds(
+    "{}/{}".format,
+    st.lists(LABELS, min_size=1, max_size=3).map(".".join),
+    st.just("") | st.from_regex(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,20}", fullmatch=True),
+)
+
+
+@st.composite
+def annotations(draw: st.DrawFn) -> AnnotationsConfig:
+    trust = draw(st.sampled_from(TrustPolicy))
+    named = trust is TrustPolicy.NAMESPACES
+    return AnnotationsConfig(
+        gpus=draw(SELECTIONS),
+        share=draw(st.booleans()),
+        trust=trust,
+        namespaces=tuple(draw(st.lists(LABELS, min_size=1, max_size=3, unique=True))) if named else (),
+        reservation_namespace=draw(LABELS),
+        prefix=draw(PREFIXES),
+        enforcement=draw(st.sampled_from(Enforcement)),
+        when_away=draw(st.sampled_from(AwayPolicy)),
+        cri_socket=draw(st.sampled_from(["/run/containerd/containerd.sock", "/run/crio.sock"])),
+    )
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> NodeConfig:
     group_names = draw(st.lists(LABELS, max_size=3, unique=True))
-    names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
+    annotated = draw(st.none() | annotations())
+    names = draw(st.lists(NAMES, min_size=1 if annotated is None else 0, max_size=3, unique=True))
+    all_gpus = annotated is not None or draw(st.booleans())
     backend = draw(st.sampled_from(("nvml", "simulated")))
     simulated = SimulatedConfig(
         gpus=tuple(SimulatedGpu(memory_bytes=mib * MIB) for mib in draw(st.lists(MIBS, min_size=1, max_size=3))),
@@ -90,7 +121,7 @@ def configs(draw: st.DrawFn) -> NodeConfig:
     )
     return NodeConfig(
         resources=tuple(draw(resources(name, group_names)) for name in names),
-        gpus=GpuSelection(include=draw(st.none() | st.just((0, 1)))),
+        gpus=GpuSelection(include=None if all_gpus else (0, 1)),
         groups=tuple((name, (100 + i,)) for i, name in enumerate(group_names)),
         memory_reserve_bytes=draw(st.integers(0, 2**20)) * MIB,
         enforcement_minimum=draw(st.sampled_from(Enforcement)),
@@ -117,6 +148,16 @@ def configs(draw: st.DrawFn) -> NodeConfig:
         state_root=draw(PATHS),
         backend=backend,
         simulated=simulated if backend == "simulated" else SimulatedConfig(),
+        annotations=annotated,
+        nri=NriConfig(
+            socket=draw(PATHS),
+            name=draw(LABELS),
+            index=draw(st.integers(0, 99).filter(lambda index: index != 10).map("{:02d}".format)),
+        ),
+        kubernetes=KubernetesConfig(
+            access=draw(st.sampled_from(("off", "in-cluster")) | PATHS),
+            node_name=draw(st.just("") | st.lists(LABELS, min_size=1, max_size=3).map(".".join)),
+        ),
         metrics_address=draw(st.sampled_from(("", "127.0.0.1:0", "[::1]:65535", "node-1.example:9478"))),
     )
 
@@ -133,7 +174,10 @@ SCALARS = st.sampled_from(
     ("8Gi", "~", "true", "0.5", "[]", "{}", "'x'", "all", "&a x", "*a", "<<", "-1", "\t", '"\\n"')
 )
 KEYS = st.sampled_from(
-    ("resources", "memory", "request", "compute", "mode", "gpus", "groups", "mps", "<<", "kind", "[a]")
+    (
+        *("resources", "memory", "request", "compute", "mode", "gpus", "groups", "mps", "<<", "kind", "[a]"),
+        *("annotations", "trust", "namespaces", "nri", "index", "kubernetes"),
+    )
 )
 LINES = st.builds("{}{}{}: {}".format, st.sampled_from(("", "  ", "    ")), st.sampled_from(("", "- ")), KEYS, SCALARS)
 

@@ -12,6 +12,8 @@ from mpsd.config.load import ConfigErrors, ConfigProblem, load_config, parse_con
 from mpsd.config.model import (
     GIB,
     SOCKET_NAME_MAX_BYTES,
+    AnnotationsConfig,
+    AwayPolicy,
     CdiConfig,
     Delivery,
     Enforcement,
@@ -19,13 +21,16 @@ from mpsd.config.model import (
     FractionMemory,
     GpuDevices,
     GpuSelection,
+    KubernetesConfig,
     LeakPolicy,
     MpsConfig,
     NamespaceMount,
     NodeConfig,
+    NriConfig,
     Resource,
     SimulatedConfig,
     SimulatedGpu,
+    TrustPolicy,
     UnitMemory,
     WedgePolicy,
     socket_name,
@@ -81,6 +86,17 @@ kubelet: {{root: /var/lib/k0s/kubelet}}
 stateRoot: /var/lib/gf
 backend: simulated
 simulated: {{gpus: [{{memory: 80Gi}}, {{memory: 24564Mi}}], driver: 615.71.09}}
+annotations:
+  gpus: {{include: [0, {UUID_A}], exclude: [1]}}
+  share: true
+  trust: {{namespaces: [team-a, "7"]}}
+  reservationNamespace: reservations
+  prefix: example.com/container.
+  enforcement: hard
+  whenAway: stop
+  criSocket: /run/crio/crio.sock
+nri: {{socket: /run/nri.sock, name: fractions, index: 05}}
+kubernetes: {{access: /etc/kubernetes/kubelet.conf, nodeName: node-1.example.com}}
 metrics: {{address: ""}}
 """
 
@@ -204,6 +220,19 @@ def test_every_key(any_loader: None) -> None:
         simulated=SimulatedConfig(
             gpus=(SimulatedGpu(memory_bytes=80 * GIB), SimulatedGpu(memory_bytes=24564 * MIB)), driver="615.71.09"
         ),
+        annotations=AnnotationsConfig(
+            gpus=GpuSelection(include=(0, UUID_A), exclude=(1,)),
+            share=True,
+            trust=TrustPolicy.NAMESPACES,
+            namespaces=("team-a", "7"),
+            reservation_namespace="reservations",
+            prefix="example.com/container.",
+            enforcement=Enforcement.HARD,
+            when_away=AwayPolicy.STOP,
+            cri_socket="/run/crio/crio.sock",
+        ),
+        nri=NriConfig(socket="/run/nri.sock", name="fractions", index="05"),
+        kubernetes=KubernetesConfig(access="/etc/kubernetes/kubelet.conf", node_name="node-1.example.com"),
         metrics_address="",
     )
 
@@ -228,6 +257,24 @@ def test_defaults(any_loader: None) -> None:
     assert config.backend == "nvml"
     assert config.metrics_address == "127.0.0.1:9478"
     assert config.resources[0].thread_percent is None
+    assert config.annotations is None
+    assert config.nri == NriConfig(socket="/var/run/nri/nri.sock", name="gpufrac", index="50")
+    assert config.kubernetes == KubernetesConfig(access="off", node_name="")
+
+
+def test_defaults_for_annotated_pods(any_loader: None) -> None:
+    config = parse_config(f"{HEAD}annotations: {{gpus: {{include: all}}}}\nenforcement: {{minimum: none}}\n", "f")
+    assert config.resources == ()
+    assert config.annotations == AnnotationsConfig(
+        gpus=GpuSelection(),
+        share=False,
+        trust=TrustPolicy.KAI_RESERVATION,
+        namespaces=(),
+        reservation_namespace="kai-resource-reservation",
+        prefix="nvidia.com/container.",
+        enforcement=Enforcement.NONE,
+        when_away=AwayPolicy.REPORT,
+    )
 
 
 def test_all_problems_at_once_in_the_order_of_lines(any_loader: None) -> None:
@@ -302,11 +349,26 @@ def test_the_effective_config_is_in_the_spelling_of_the_file() -> None:
         "kubelet": {"root": "/var/lib/kubelet"},
         "stateRoot": "/var/lib/gpufrac",
         "backend": "nvml",
+        "nri": {"socket": "/var/run/nri/nri.sock", "name": "gpufrac", "index": "50"},
+        "kubernetes": {"access": "off", "nodeName": ""},
         "metrics": {"address": "127.0.0.1:9478"},
     }
     again = effective(parse_config(FULL, "f"))
     assert again["simulated"] == {"gpus": [{"memory": "80Gi"}, {"memory": "24564Mi"}], "driver": "615.71.09"}
     assert again["resources"][3]["gpus"] == {"groups": ["pair0"]}
+    assert again["annotations"] == {
+        "gpus": {"include": [0, UUID_A], "exclude": [1]},
+        "share": True,
+        "trust": {"namespaces": ["team-a", "7"]},
+        "reservationNamespace": "reservations",
+        "prefix": "example.com/container.",
+        "enforcement": "hard",
+        "whenAway": "stop",
+        "criSocket": "/run/crio/crio.sock",
+    }
+    annotated = parse_config(f"{MINIMAL}annotations: {{gpus: {{include: all}}}}\n", "f")
+    assert effective(annotated)["annotations"]["gpus"] == {"include": "all", "exclude": []}
+    assert effective(annotated)["annotations"]["trust"] == "kai-reservation"
 
 
 # -- rounding
@@ -713,6 +775,211 @@ def test_rules_of_the_rest(extra: str, expected: str) -> None:
     number, _, problem = the_problem(f"{MINIMAL}{extra}\n").partition(": ")
     assert problem == expected
     assert number == str(7 + extra.count("\n"))
+
+
+# -- annotated pods
+
+ANY_GPU = "{gpus: {include: all}}"
+TRUST = "must be kai-reservation, any or {namespaces: [...]}"
+NAMESPACE = "must be a namespace: at most 63 lower-case letters, digits and inner dashes"
+PLUGIN = "must be the name of an NRI plugin: at most 63 lower-case letters, digits and inner dashes"
+NOT_TEN = ", and not 10: the container toolkit's own plugin has that, and equals come in no order"
+INDEX = "must be two digits such as 50"
+ACCESS = "must be off, in-cluster or the absolute path of a kubeconfig"
+NODE = 'must be the name of a node: at most 253 lower-case letters, digits, dashes and dots, or ""'
+SET_ASIDE = "is required: all, or a list of the GPUs that annotated pods may use"
+PREFIX_NAME = "the part behind the slash must be letters, digits, `-`, `_` and `.`, and not begin with a sign"
+FIT = "a container's name and a key such as .gpu-compute.portion must fit behind it into 63"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "annotations: must not be empty: delete the key to get its default"),
+        ("[2]", "annotations: must be a mapping, such as {gpus: {include: [2, 3]}}"),
+        ("{}", f"annotations.gpus.include: {SET_ASIDE}"),
+        ("{gpus: {}}", f"annotations.gpus.include: {SET_ASIDE}"),
+        ("{gpus: {exclude: [1]}}", f"annotations.gpus.include: {SET_ASIDE}"),
+        ("{gpus: [2]}", "annotations.gpus: must be a mapping, such as {include: [2, 3]}"),
+        ("{gpus: {include: []}}", "annotations.gpus.include: must name at least one GPU"),
+        ("{gpus: {include: none}}", 'annotations.gpus.include: "none": must be all or a list of GPUs'),
+        (
+            "{gpus: {include: all, groups: [pair0]}}",
+            "annotations.gpus.groups: unknown key; known here: include, exclude",
+        ),
+        ("{gpus: {include: all}, share: yes}", f'annotations.share: "yes": {TRUE}'),
+        ("{gpus: {include: all}, trust: nobody}", f'annotations.trust: "nobody": {TRUST}'),
+        ("{gpus: {include: all}, trust: namespaces}", f'annotations.trust: "namespaces": {TRUST}'),
+        ("{gpus: {include: all}, trust: ~}", f"annotations.trust: {TRUST}"),
+        ("{gpus: {include: all}, trust: [team-a]}", f"annotations.trust: {TRUST}"),
+        (
+            "{gpus: {include: all}, trust: {}}",
+            "annotations.trust.namespaces: is required: a list of at least one namespace",
+        ),
+        (
+            "{gpus: {include: all}, trust: {namespaces: []}}",
+            "annotations.trust.namespaces: must name at least one namespace",
+        ),
+        (
+            "{gpus: {include: all}, trust: {namespaces: a}}",
+            'annotations.trust.namespaces: "a": must be a list of namespaces',
+        ),
+        (
+            "{gpus: {include: all}, trust: {namespaces: [a, b, a]}}",
+            'annotations.trust.namespaces[2]: "a": is named twice in this list',
+        ),
+        (
+            "{gpus: {include: all}, trust: {namespaces: [Team]}}",
+            f'annotations.trust.namespaces[0]: "Team": {NAMESPACE}',
+        ),
+        (
+            "{gpus: {include: all}, trust: {namespaces: [a.b]}}",
+            f'annotations.trust.namespaces[0]: "a.b": {NAMESPACE}',
+        ),
+        (
+            "{gpus: {include: all}, reservationNamespace: ''}",
+            f'annotations.reservationNamespace: "": {NAMESPACE}',
+        ),
+        (
+            "{gpus: {include: all}, reservationNamespace: " + "n" * 64 + "}",
+            f'annotations.reservationNamespace: "{"n" * 64}": {NAMESPACE}',
+        ),
+        (
+            "{gpus: {include: all}, enforcement: soft}",
+            'annotations.enforcement: "soft": must be hard, cooperative or none',
+        ),
+        ("{gpus: {include: all}, whenAway: kill}", 'annotations.whenAway: "kill": must be report or stop'),
+        ("{gpus: {include: all}, when_away: stop}", 'annotations.when_away: unknown key; did you mean "whenAway"?'),
+    ],
+)
+def test_rules_for_annotated_pods(text: str, expected: str) -> None:
+    assert the_problem(f"{HEAD}annotations: {text}\n") == f"3: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rule"),
+    [
+        ("{exclude: [2]}", "GPU 2 is excluded by gpus.exclude"),
+        ("{include: [0, 1]}", "GPU 2 is not in gpus.include, so it is not shared at all"),
+        (f"{{include: [0, {UUID_A}]}}", None),
+        ("{include: [1, 2]}", None),
+        ("{include: all, exclude: [3]}", None),
+    ],
+)
+def test_gpus_set_aside_are_shared_ones(gpus: str, rule: str | None) -> None:
+    content = f"{HEAD}gpus: {gpus}\nannotations: {{gpus: {{include: [2]}}}}\n"
+    if rule is None:
+        annotations = parse_config(content, "f").annotations
+        assert annotations is not None
+        assert annotations.gpus.include == (2,)
+    else:
+        assert the_problem(content) == f"4: annotations.gpus.include: {rule}"
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["", "nvidia.com/container.", "example.com/", "x/C_1-", f"{'a' * 253}/{'b' * 42}", "a.b-c.d/e..", "nvidia.com/c"],
+)
+def test_prefixes(prefix: str) -> None:
+    config = parse_config(f'{HEAD}annotations: {{gpus: {{include: all}}, prefix: "{prefix}"}}\n', "f")
+    assert config.annotations is not None
+    assert config.annotations.prefix == prefix
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rule"),
+    [
+        ("container.", "must be <domain>/<start of the name>, such as nvidia.com/container."),
+        ("nvidia.com", "must be <domain>/<start of the name>, such as nvidia.com/container."),
+        ("Nvidia.com/c.", "the domain must be at most 253 lower-case letters, digits, dashes and dots"),
+        ("/c.", "the domain must be at most 253 lower-case letters, digits, dashes and dots"),
+        (" nvidia.com/c.", "the domain must be at most 253 lower-case letters, digits, dashes and dots"),
+        (f"{'a' * 254}/c.", "the domain must be at most 253 lower-case letters, digits, dashes and dots"),
+        ("nvidia.com/c/d.", PREFIX_NAME),
+        ("nvidia.com/.c", PREFIX_NAME),
+        ("nvidia.com/c ", PREFIX_NAME),
+        (f"a/{'b' * 43}", f"the part behind the slash must be at most 42 characters long: {FIT}"),
+    ],
+)
+def test_bad_prefixes(prefix: str, rule: str) -> None:
+    content = f'{HEAD}annotations: {{gpus: {{include: all}}, prefix: "{prefix}"}}\n'
+    assert the_problem(content).endswith(f": {rule}")
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ("nri: {socket: nri.sock}", 'nri.socket: "nri.sock": must be an absolute path'),
+        (
+            "nri: {socket: /" + "s" * 107 + "}",
+            f'nri.socket: "/{"s" * 59}...": must be at most 107 bytes long: it is the path of a socket',
+        ),
+        ("nri: {name: Gpufrac}", f'nri.name: "Gpufrac": {PLUGIN}'),
+        ("nri: {name: ''}", f'nri.name: "": {PLUGIN}'),
+        ("nri: {index: 5}", f'nri.index: "5": {INDEX}'),
+        ("nri: {index: 050}", f'nri.index: "050": {INDEX}'),
+        ("nri: {index: -5}", f'nri.index: "-5": {INDEX}'),
+        ("nri: {index: ~}", f"nri.index: {INDEX}"),
+        *(
+            (
+                f"nri: {{index: {ten}}}",
+                f'nri.index: "10": {INDEX}{NOT_TEN}',
+            )
+            for ten in ("10", '"10"')
+        ),
+        ("nri: {path: /x}", "nri.path: unknown key; known here: socket, name, index"),
+        ("kubernetes: {access: true}", f'kubernetes.access: "true": {ACCESS}'),
+        ("kubernetes: {access: ''}", f'kubernetes.access: "": {ACCESS}'),
+        ("kubernetes: {access: kubeconfig}", f'kubernetes.access: "kubeconfig": {ACCESS}'),
+        ("kubernetes: {access: /a/../b}", f'kubernetes.access: "/a/../b": {NORMAL}: write /b'),
+        ("kubernetes: {nodeName: Node}", f'kubernetes.nodeName: "Node": {NODE}'),
+        ("kubernetes: {nodeName: a..b}", f'kubernetes.nodeName: "a..b": {NODE}'),
+        ("kubernetes: {nodeName: " + "n" * 254 + "}", f'kubernetes.nodeName: "{"n" * 60}...": {NODE}'),
+        ("kubernetes: in-cluster", 'kubernetes: "in-cluster": must be a mapping'),
+        ("nodeName: a", "nodeName: unknown key: it belongs under kubernetes"),
+        ("trust: any", "trust: unknown key: it belongs under annotations"),
+    ],
+)
+def test_rules_of_what_front_ends_need(extra: str, expected: str) -> None:
+    assert the_problem(f"{MINIMAL}{extra}\n") == f"7: {expected}"
+
+
+@pytest.mark.parametrize("written", ["05", '"05"', "08", "00", "99", "'50'"])
+def test_the_index_is_two_digits_however_written(written: str, any_loader: None) -> None:
+    config = parse_config(f"{MINIMAL}nri: {{index: {written}}}\n", "f")
+    assert config.nri.index == written.strip("\"'")
+    assert parse_config(yaml.safe_dump(effective(config)), "f") == config
+
+
+def test_the_longest_runtime_socket() -> None:
+    path = f"/{'s' * 106}"
+    assert parse_config(f"{MINIMAL}nri: {{socket: {path}}}\n", "f").nri.socket == path
+
+
+@pytest.mark.parametrize("access", ["off", "'off'", "in-cluster", "/etc/kubernetes/admin.conf"])
+def test_ways_to_the_api_server(access: str, any_loader: None) -> None:
+    assert parse_config(f"{MINIMAL}kubernetes: {{access: {access}}}\n", "f").kubernetes.access == access.strip("'")
+
+
+def test_with_annotations_there_need_be_no_resources(any_loader: None) -> None:
+    for resources in ("", "resources: []\n"):
+        assert parse_config(f"{HEAD}{resources}annotations: {ANY_GPU}\n", "f").resources == ()
+    assert (
+        the_problem(f"{HEAD}resources: {{}}\nannotations: {ANY_GPU}\n") == "3: resources: must be a list of resources"
+    )
+    assert len(parse_config(f"{MINIMAL}annotations: {ANY_GPU}\n", "f").resources) == 1
+
+
+def test_all_problems_of_a_section_at_once() -> None:
+    content = f"{HEAD}annotations:\n  trust: some\n  prefix: x\n  whenAway: never\nnri: {{index: x, name: X}}\n"
+    assert [problem.partition(": ")[2].partition(":")[0] for problem in problems(content)] == [
+        "annotations.trust",
+        "annotations.gpus.include",
+        "annotations.prefix",
+        "annotations.whenAway",
+        "nri.index",
+        "nri.name",
+    ]
 
 
 @pytest.mark.parametrize(
