@@ -1,27 +1,33 @@
 """The one owner of what this node has granted: planner, accounts and ledger behind one lock.
 
-Every front end goes through here (device plugin calls now, NRI later). Allocate never waits for mpsd, NVML, the
-kubelet or a list; the one I/O under the lock is the durable record, so that a grant that was answered is never lost.
+Every front end goes through here: device plugin calls, and annotated containers. Allocate never waits for mpsd, NVML,
+the kubelet or a list; the one I/O under the lock is the durable record, so that a grant that was answered is never
+lost.
 Who needs to react to a change waits on `wait_dirty` (the keeper) or `wait_list` (the kubelet's streams).
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import structs
 
 from deviceplugin import ids
+from deviceplugin.annotated.presence import PodPresence
 from deviceplugin.drains import Drain, Drains, checked_reason
 from deviceplugin.ledger import Ledger, LedgerError
 from deviceplugin.owners import Pods
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
+from deviceplugin.plan.annotated import plan_container, same_ask, same_plan
 from deviceplugin.plan.enforcement import soft_bytes
 from deviceplugin.plan.model import (
     Allocation,
+    ContainerAsk,
+    ContainerRef,
     HardAbility,
     NodeView,
     Refusal,
@@ -30,10 +36,17 @@ from deviceplugin.plan.model import (
     newer,
 )
 from deviceplugin.plan.preferred import preferred
-from deviceplugin.plan.start import attach_objection, gpus_objection, hard_objection, pipe_directory, starts_as
+from deviceplugin.plan.start import (
+    attach_objection,
+    gpus_objection,
+    hard_objection,
+    pipe_directory,
+    start_objection,
+    starts_as,
+)
 from deviceplugin.plan.view import daemon_trouble, gpu_view, node_view
 from deviceplugin.presence import Holder, Observation, Presence, Shares
-from mpsd.config.model import Delivery, FixedMemory, NodeConfig, Resource, UnitMemory
+from mpsd.config.model import Delivery, Enforcement, FixedMemory, NodeConfig, Resource, UnitMemory
 from mpsd.errors import GpufracError
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import Desired, DesiredAllocation, GpuStatus, HardLimits, Snapshot
@@ -73,6 +86,8 @@ class Broker:
         self._config = config
         self._accounts = Accounts()
         self._presence = Presence()
+        self._pod_presence = PodPresence()
+        self._reserved: frozenset[str] = frozenset()
         self._gpus: tuple[GpuStatus, ...] = ()
         self._absence = "mpsd has not answered yet"
         self._mpsd_seen = False
@@ -160,13 +175,12 @@ class Broker:
         view = self._view.resources.get(resource)
         if view is None:
             return Refusal(RefusalCode.INVALID, f"{resource}: this node does not offer it")
-        self._generation = max(self._generation + 1, int(self._wall() * 1000))
         outcome = plan(
             view,
             self._view,
             self._accounts,
             wanted,
-            generation=self._generation,
+            generation=self._next_generation(),
             delivery=self._config.cdi.delivery,
             gpu_kind=self._hard.kind,
         )
@@ -177,6 +191,113 @@ class Broker:
             self._granted_at[resource] = self._monotonic()
             self._mark_dirty(urgent=False)
         return outcome
+
+    def allocate_container(
+        self, ask: ContainerAsk, *, by_cdi: bool, recheck: Callable[[], None] | None = None
+    ) -> Allocation | Refusal:
+        """Grants an annotated container what it asks for, durably, or refuses. One that is made anew keeps what it
+        held, unless it asks for something else now or can have better.
+
+        Args:
+            by_cdi: whether its runtime takes CDI devices from us.
+            recheck: as `allocate`.
+
+        Raises:
+            LedgerError: as `allocate`.
+        """
+        with self._lock:
+            outcome = self._allocate_container(ask, by_cdi=by_cdi)
+        if isinstance(outcome, Refusal) and outcome.code is not RefusalCode.INVALID and recheck is not None:
+            recheck()
+            with self._lock:
+                outcome = self._allocate_container(ask, by_cdi=by_cdi)
+        return outcome
+
+    def _allocate_container(self, ask: ContainerAsk, *, by_cdi: bool) -> Allocation | Refusal:
+        self._pod_presence.runs(ask.container.pod_uid)
+        self._note_vacated()
+        old = self._accounts.of_container(ask.container)
+        if old is not None and old.key in self._releasing:
+            return Refusal(RefusalCode.NO_ROOM, "what it held before is just being released")
+        outcome = plan_container(
+            ask,
+            self._view,
+            self._accounts if old is None else self._accounts.without(old.key),
+            generation=self._next_generation(),
+            gpu_kind=self._hard.kind if by_cdi else "",
+        )
+        if isinstance(outcome, Refusal):
+            keeps = old is not None and not old.adopted and same_ask(old, ask)
+            return old if keeps and old is not None else outcome
+        if old is not None and same_plan(old, outcome):
+            return old
+        return self._replace(old, outcome)
+
+    def adopt_container(self, ask: ContainerAsk, key: str | None, *, enforced: bool, by_cdi: bool) -> Allocation:
+        """Takes in an annotated container that runs without a record of ours: what it takes counts, fit or not.
+
+        Args:
+            key: what it was started with, if by us.
+            enforced: whether it was started with our edits.
+
+        Raises:
+            LedgerError: as `allocate`.
+            GpufracError: it can't be planned at all.
+        """
+        with self._lock:
+            self._pod_presence.runs(ask.container.pod_uid)
+            self._note_vacated()
+            old = self._accounts.of_container(ask.container)
+            if old is not None and (old.key == key or not enforced):
+                return old
+            outcome = plan_container(
+                ask,
+                self._view,
+                self._accounts,
+                generation=self._next_generation(),
+                gpu_kind=self._hard.kind if by_cdi else "",
+                force=True,
+            )
+            if isinstance(outcome, Refusal):
+                raise GpufracError(outcome.text)
+            if not enforced:
+                outcome = structs.replace(outcome, enforcement=Enforcement.NONE, soft_bytes=0)
+            if key is not None and key not in self._accounts:
+                outcome = structs.replace(outcome, key=key)
+            return self._replace(old, outcome)
+
+    def lower_limit(self, key: str, limit_bytes: int) -> Allocation:
+        """Lowers the limit of a live share for as long as it lives. Raises LedgerError; then nothing changed."""
+        with self._lock:
+            old = self._accounts.get(key)
+            if old is None:
+                raise GpufracError(f"allocation {key} is gone")
+            if limit_bytes >= old.limit_bytes:
+                return old
+            soft_bytes = min(old.soft_bytes, limit_bytes)
+            new = structs.replace(old, limit_bytes=limit_bytes, soft_bytes=soft_bytes)
+            self._record(new)
+            self._accounts.replace(new)
+            self._mark_dirty()
+            return new
+
+    def _next_generation(self) -> int:
+        self._generation = max(self._generation + 1, int(self._wall() * 1000))
+        return self._generation
+
+    def _replace(self, old: Allocation | None, new: Allocation) -> Allocation:
+        """Puts a new plan of a container in the place of its old one. A crash between the two records leaves both, of
+        the same container: they count once, and the newer one holds."""
+        new = structs.replace(new, created_unix_s=round(self._wall(), 3))
+        self._record(new)
+        if old is not None:
+            self._accounts.remove(old.key)
+            if old.key != new.key:
+                with contextlib.suppress(LedgerError):
+                    self._ledger.remove(old.key)
+        self._accounts.add(new)
+        self._mark_dirty()
+        return new
 
     def _record(self, allocation: Allocation) -> None:
         """Writes the record. When that fails, nothing more is offered until `probe_ledger` finds it mended: each
@@ -276,6 +397,14 @@ class Broker:
                 self._rebuild()
                 self._mark_dirty()
 
+    def set_starts_wait(self, starts_wait: bool) -> None:
+        """Whether the container runtime keeps a program from starting when we say so."""
+        with self._lock:
+            if starts_wait != self._hard.starts_wait:
+                self._hard = structs.replace(self._hard, starts_wait=starts_wait)
+                self._rebuild()
+                self._mark_dirty()
+
     def apply_config(self, config: NodeConfig) -> None:
         """Puts a new config in force. Live allocations keep their plans."""
         with self._lock:
@@ -325,31 +454,77 @@ class Broker:
     def judgeable(self) -> dict[str, int]:
         """What an observation that begins now may judge; to be handed to `observe_kubelet` with it."""
         with self._lock:
-            return {allocation.key: self._presence.renewals(allocation.key) for allocation in self._accounts}
+            return {a.key: self._presence.renewals(a.key) for a in self._accounts if a.container is None}
 
-    def observe_kubelet(self, seen: Observation, foreign: Mapping[str, str], judged: Mapping[str, int]) -> None:
+    def observe_kubelet(
+        self,
+        seen: Observation,
+        foreign: Mapping[str, str],
+        judged: Mapping[str, int],
+        reserved: frozenset[str] = frozenset(),
+    ) -> None:
         """Takes in what the kubelet holds.
 
         Args:
             foreign: GPU -> why it belongs to another plugin now.
+            reserved: GPUs that a scheduler's reservation pods hold for annotated pods.
             judged: from `judgeable`, before the kubelet was asked. What was granted or given out again since would
                 seem absent, or held by its last owner.
         """
         with self._lock:
-            known = [a for a in self._accounts if judged.get(a.key) == self._presence.renewals(a.key)]
+            shares = [a for a in self._accounts if a.container is None]
+            known = [a for a in shares if judged.get(a.key) == self._presence.renewals(a.key)]
             self._presence.observe(known, seen, self._monotonic())
-            vacated_changed = self._accounts.set_vacated(self._presence.vacated())
-            foreign_changed = dict(foreign) != self._foreign
-            self._foreign = dict(foreign)
-            if foreign_changed:
+            self._note_vacated()
+            self._reserved = reserved
+            if dict(foreign) != self._foreign:
+                self._foreign = dict(foreign)
                 self._rebuild()
-            if vacated_changed or foreign_changed:
                 self._mark_dirty()
+
+    def _note_vacated(self) -> None:
+        gone = self._pod_presence.gone()
+        annotated = {a.key for a, container in self._accounts.annotated() if container.pod_uid in gone}
+        if self._accounts.set_vacated(self._presence.vacated() | annotated):
+            self._mark_dirty()
+
+    def observe_pods(self, alive: Collection[str] | None) -> None:
+        """Takes in the UIDs of all pods with a sandbox; None: the runtime is not heard of any more."""
+        with self._lock:
+            if alive is None:
+                self._pod_presence.unheard()
+            else:
+                holders = {container.pod_uid for _, container in self._accounts.annotated()}
+                self._pod_presence.synchronized(holders, alive, self._monotonic())
+            self._note_vacated()
+
+    def pod_runs(self, uid: str) -> None:
+        """A pod has a sandbox."""
+        with self._lock:
+            self._pod_presence.runs(uid)
+            self._note_vacated()
+
+    def pod_stopped(self, uid: str) -> None:
+        """A pod's last sandbox was stopped."""
+        with self._lock:
+            if any(container.pod_uid == uid for _, container in self._accounts.annotated()):
+                self._pod_presence.stopped(uid, self._monotonic())
+                self._note_vacated()
+
+    def observe_directories(self, exists: Callable[[str], bool]) -> None:
+        """Looks which annotated pods the kubelet has a directory of."""
+        with self._lock:
+            uids = {container.pod_uid for _, container in self._accounts.annotated()}
+        there = {uid for uid in uids if exists(uid)}
+        with self._lock:
+            self._pod_presence.directories(there, uids - there, self._monotonic())
+            self._note_vacated()
 
     def kubelet_restarted(self, age_s: float = 0.0) -> None:
         """A new kubelet runs, for `age_s` seconds already. What it has not shown yet is held for longer."""
         with self._lock:
-            self._presence.kubelet_restarted(self._accounts, self._monotonic() - age_s)
+            shares = [a for a in self._accounts if a.container is None]
+            self._presence.kubelet_restarted(shares, self._monotonic() - age_s)
 
     def adopt(self, resource: str, device_ids: tuple[str, ...], key: str | None) -> Allocation | Refusal:
         """Takes in what the kubelet runs without a record of ours, under the key it was answered with if known.
@@ -364,13 +539,12 @@ class Broker:
             view = self._view.resources.get(resource)
             if view is None:
                 return Refusal(RefusalCode.INVALID, f"{resource}: it is no longer in the config")
-            self._generation = max(self._generation + 1, int(self._wall() * 1000))
             outcome = plan(
                 view,
                 self._view,
                 self._accounts,
                 device_ids,
-                generation=self._generation,
+                generation=self._next_generation(),
                 delivery=self._config.cdi.delivery,
                 gpu_kind=self._hard.kind,
                 force=True,
@@ -389,13 +563,30 @@ class Broker:
     def releasable(self, *, pressed: bool = False) -> list[Allocation]:
         """Allocations that the kubelet no longer holds, to be released once no process of theirs lives."""
         with self._lock:
-            keys = self._presence.releasable(self._monotonic(), pressed=pressed)
+            keys = self._releasable(pressed=pressed)
             return [allocation for allocation in self._accounts if allocation.key in keys]
+
+    def _releasable(self, *, pressed: bool) -> set[str]:
+        now_s = self._monotonic()
+        pods = self._pod_presence.releasable(now_s, pressed=pressed)
+        annotated = {a.key for a, container in self._accounts.annotated() if container.pod_uid in pods}
+        return self._presence.releasable(now_s, pressed=pressed) | annotated
 
     def pods(self) -> Pods:
         """The UIDs of the pods that were seen to hold each live allocation."""
         with self._lock:
-            return {allocation.key: tuple(self._presence.pods(allocation.key)) for allocation in self._accounts}
+            return {allocation.key: tuple(self._pods(allocation)) for allocation in self._accounts}
+
+    def _holder(self, allocation: Allocation) -> Holder | None:
+        if (own := allocation.container) is not None:
+            return Holder(own.namespace, own.pod, own.container, own.pod_uid, allocation.key)
+        return self._presence.holder(allocation.key)
+
+    def _pods(self, allocation: Allocation) -> Mapping[str, Holder]:
+        holder = self._holder(allocation)
+        if allocation.container is not None and holder is not None:
+            return {holder.pod_uid: holder}
+        return self._presence.pods(allocation.key)
 
     def checkpoint_only(self) -> set[str]:
         """See Presence.checkpoint_only."""
@@ -406,7 +597,7 @@ class Broker:
         """Whether an allocation may still go, after the slow look at its processes. From now on it is not given out
         again: who asks for its shares gets a new one."""
         with self._lock:
-            if key not in self._presence.releasable(self._monotonic(), pressed=pressed) or key not in self._accounts:
+            if key not in self._accounts or key not in self._releasable(pressed=pressed):
                 return False
             self._releasing.add(key)
             return True
@@ -423,6 +614,7 @@ class Broker:
                 self._accounts.remove(key)
                 self._releasing.discard(key)
                 self._presence.forget(key)
+                self._pod_presence.keep({container.pod_uid for _, container in self._accounts.annotated()})
                 self._mark_dirty()
 
     def permitted(self) -> dict[str, tuple[Allocation, str]]:
@@ -430,22 +622,31 @@ class Broker:
         daemon that they mount (empty without a daemon). Everything is checked against what mpsd said last: see
         plan.start."""
         with self._lock:
-            if self._absence:
-                return {}
-            gpus = {gpu.info.uuid: gpu for gpu in self._gpus}
-            judged: dict[object, str] = {}  # hundreds of allocations ask the same few questions
-            allowed = {}
-            for granted in self._accounts:
-                if hard_objection(granted, self._hard):
-                    continue
-                allocation = starts_as(granted, self._hard)
-                place = (allocation.group, allocation.gpus, allocation.mode)
-                question = (*place, allocation.default_socket, allocation.limit_bytes)
-                if question not in judged:
-                    judged[question] = gpus_objection(allocation, gpus)
-                if not judged[question] and not attach_objection(allocation, gpus):
-                    allowed[allocation.key] = (allocation, pipe_directory(allocation, gpus))
-            return allowed
+            return self._permitted(self._accounts)
+
+    def grant(self, key: str) -> tuple[Allocation, str] | None:
+        """What `permitted` has for one allocation."""
+        with self._lock:
+            found = self._accounts.get(key)
+            return None if found is None else self._permitted((found,)).get(key)
+
+    def _permitted(self, granted_ones: Iterable[Allocation]) -> dict[str, tuple[Allocation, str]]:
+        if self._absence:
+            return {}
+        gpus = {gpu.info.uuid: gpu for gpu in self._gpus}
+        judged: dict[object, str] = {}  # hundreds of allocations ask the same few questions
+        allowed = {}
+        for granted in granted_ones:
+            if hard_objection(granted, self._hard):
+                continue
+            allocation = starts_as(granted, self._hard)
+            place = (allocation.group, allocation.gpus, allocation.mode)
+            question = (*place, allocation.default_socket, allocation.limit_bytes)
+            if question not in judged:
+                judged[question] = gpus_objection(allocation, gpus)
+            if not judged[question] and not attach_objection(allocation, gpus):
+                allowed[allocation.key] = (allocation, pipe_directory(allocation, gpus))
+        return allowed
 
     def desired(self) -> Desired:
         """The whole desired state for mpsd: every live allocation, whether its GPU was heard of yet or not, oldest
@@ -511,6 +712,11 @@ class Broker:
         return self._hard
 
     @property
+    def absence(self) -> str:
+        """Why mpsd can't be relied on now, empty when it can."""
+        return self._absence
+
+    @property
     def cgroup_root(self) -> str:
         """Where mpsd sees the cgroups of containers."""
         return self._cgroup_root
@@ -540,8 +746,8 @@ class Broker:
                 view=self._view,
                 lists=dict(self._lists),
                 allocations=tuple(self._accounts),
-                holders={a.key: self._presence.holder(a.key) for a in self._accounts},
-                pods={a.key: dict(self._presence.pods(a.key)) for a in self._accounts},
+                holders={a.key: self._holder(a) for a in self._accounts},
+                pods={a.key: dict(self._pods(a)) for a in self._accounts},
                 vacated=frozenset(a.key for a in self._accounts if self._accounts.is_vacated(a.key)),
                 held=held,
                 gpus=self._gpus,
@@ -555,9 +761,32 @@ class Broker:
     def has_unnamed(self) -> bool:
         """Whether a live allocation's holder was not shown by the kubelet yet."""
         with self._lock:
-            return any(
-                self._presence.holder(a.key) is None and not self._accounts.is_vacated(a.key) for a in self._accounts
-            )
+            return any(self._holder(a) is None and not self._accounts.is_vacated(a.key) for a in self._accounts)
+
+    def of_container(self, container: ContainerRef) -> Allocation | None:
+        """What an annotated container holds now."""
+        with self._lock:
+            return self._accounts.of_container(container)
+
+    def share(self, key: str) -> tuple[Allocation, Holder | None] | None:
+        """A live share of the device plugin by its key, and who holds it as far as the kubelet has shown."""
+        with self._lock:
+            found = self._accounts.get(key)
+            return None if found is None or found.container is not None else (found, self._holder(found))
+
+    @property
+    def reserved(self) -> frozenset[str]:
+        """GPUs that a scheduler's reservation pods held at the last look at the kubelet."""
+        return self._reserved
+
+    def waits_for(self, key: str) -> str:
+        """Why the container of a live allocation may not start now; empty when it may."""
+        with self._lock:
+            found = self._accounts.get(key)
+            if found is None:
+                return "its allocation is gone"
+            gpus = {gpu.info.uuid: gpu for gpu in self._gpus}
+            return self._absence or start_objection(found, gpus, self._hard)
 
     def is_live(self, key: str) -> bool:
         """Whether the allocation is not released."""

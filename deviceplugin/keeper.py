@@ -25,7 +25,7 @@ from deviceplugin.markers import Markers, PodView
 from deviceplugin.owners import Pods
 from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
 from deviceplugin.presence import Holder, Observation, Shares
-from mpsd.config.model import Enforcement
+from mpsd.config.model import AnnotationsConfig, Enforcement
 from mpsd.errors import GpufracError
 from mpsd.gpu.model import Mode
 from mpsd.log import get_logger
@@ -130,6 +130,7 @@ class Keeper:
         self._pushed: Desired | None = None
         self._push_needed = True
         self._spec_lock = threading.Lock()
+        self._attached = threading.Condition(self._spec_lock)
         self._observe_lock = threading.Lock()
         self._published: dict[str, Grant] = {}
         """Keys of the files written, and what they say."""
@@ -170,6 +171,18 @@ class Keeper:
     def look(self) -> None:
         """Look at the kubelet soon."""
         self._look.set()
+
+    def wait_attached(self, key: str, timeout_s: float) -> Grant | None:
+        """Waits for the CDI file of a live allocation as it is planned now, the permission to start; what it says, None
+        after the time."""
+
+        def attached() -> Grant | None:
+            grant = self._published.get(key)
+            return grant if grant is not None and grant == self._broker.grant(key) else None
+
+        with self._attached:
+            self._attached.wait_for(lambda: attached() is not None or self._stop.is_set(), timeout_s)
+            return attached()
 
     # --- attacher ------------------------------------------------------------------------------------------------
 
@@ -237,6 +250,7 @@ class Keeper:
                 problems = [self._write(*grant) for grant in grants.values()]
             self.report.published = frozenset(self._published)
             self.report.held_back = held_back
+            self._attached.notify_all()
         return problems
 
     def _held_back(self, young: Iterable[Allocation]) -> dict[str, str]:
@@ -347,11 +361,12 @@ class Keeper:
             self._note_kubelet("")
             entries, self.report.checkpoint_error = self._read_checkpoint()
             seen = observation(containers, entries, self._pod_exists)
-            foreign = foreign_holders(
-                containers, self._broker.resource_names(), {g.info.uuid for g in self._broker.gpus()}
-            )
+            uuids = {gpu.info.uuid for gpu in self._broker.gpus()}
+            reserved = reservations(containers, self._broker.config.annotations, uuids)
+            foreign = foreign_holders(containers, self._broker.resource_names(), uuids, reserved)
             self._note_foreign(foreign)
-            self._broker.observe_kubelet(seen, foreign, judged)
+            self._broker.observe_kubelet(seen, foreign, judged, frozenset(reserved))
+            self._broker.observe_directories(self._pod_exists)
             self._adopt(seen)
             self._containers = containers
             return True
@@ -593,16 +608,43 @@ def observation(
     return Observation(listed, held)
 
 
-def foreign_holders(containers: Containers, ours: list[str], gpus: set[str]) -> dict[str, str]:
-    """GPUs that other resources' devices name: GPU -> reason (pure)."""
+def foreign_holders(
+    containers: Containers, ours: list[str], gpus: set[str], reserved: Mapping[str, str]
+) -> dict[str, str]:
+    """GPUs that other resources' devices name: GPU -> reason (pure).
+
+    Args:
+        reserved: GPUs that are held for annotated pods, and by which pod.
+    """
     mine = set(ours)
     reasons: dict[str, str] = {}
     for (namespace, pod, _), by_resource in containers.items():
+        holder = f"{namespace}/{pod}"
         for resource, device_ids in by_resource.items():
-            if resource in mine:
-                continue
-            for identifier in device_ids:
-                uuid = identifier.partition(ids.SEPARATOR)[0]
-                if uuid in gpus:
-                    reasons[uuid] = f"pod {namespace}/{pod} holds it through {resource}"
+            for uuid in _gpus_of(device_ids, gpus) if resource not in mine else ():
+                if reserved.get(uuid) != holder:
+                    reasons[uuid] = f"pod {holder} holds it through {resource}"
     return reasons
+
+
+RESERVATION_POD = "gpu-reservation-"
+"""How KAI's binder begins the names of its reservation pods (KAI Scheduler 0.17, docs/gpu-sharing)."""
+
+
+def reservations(containers: Containers, config: AnnotationsConfig | None, gpus: set[str]) -> dict[str, str]:
+    """GPUs that KAI's reservation pods hold for annotated pods: GPU -> pod (pure). Only its binder makes pods in that
+    namespace."""
+    if config is None:
+        return {}
+    return {
+        uuid: f"{namespace}/{pod}"
+        for (namespace, pod, _), by_resource in containers.items()
+        if namespace == config.reservation_namespace and pod.startswith(RESERVATION_POD)
+        for device_ids in by_resource.values()
+        for uuid in _gpus_of(device_ids, gpus)
+    }
+
+
+def _gpus_of(device_ids: Iterable[str], gpus: set[str]) -> Iterable[str]:
+    """The GPUs that devices of any plugin name."""
+    return (uuid for device_id in device_ids if (uuid := device_id.partition(ids.SEPARATOR)[0]) in gpus)

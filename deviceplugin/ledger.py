@@ -51,8 +51,10 @@ class Ledger:
             if allocation.key + SUFFIX != name or not allocation.gpus or not allocation.device_ids:
                 problems.append(f"cannot use the allocation record {path}: it is not what we would have written")
                 continue
-            # Versions without groups of GPUs named none: a GPU alone is its own.
-            allocations.append(structs.replace(allocation, group=allocation.group or allocation.gpus[0]))
+            if len(allocation.gpus) == 1 and allocation.container is None:
+                # Versions without groups of GPUs named none: a GPU alone is its own.
+                allocation = structs.replace(allocation, group=allocation.group or allocation.gpus[0])
+            allocations.append(allocation)
         return sorted(allocations, key=lambda allocation: allocation.generation), problems
 
     def put(self, allocation: Allocation) -> None:

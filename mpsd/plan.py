@@ -63,6 +63,8 @@ def plan(
     held: dict[str, tuple[str, ...]] = {}
     by_group: dict[str, list[DesiredAllocation]] = {}
     for allocation in allocations:
+        if not allocation.group:
+            continue  # it needs no daemon
         held[allocation.group] = allocation.gpus
         by_group.setdefault(allocation.group, []).append(allocation)
     by_uuid = {info.uuid: info for info in infos}

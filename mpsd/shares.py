@@ -75,7 +75,13 @@ def slot_count(resource: Resource, usable_bytes: int, client_limit: int) -> int:
 
 
 def is_allowed(resource: Resource, config: NodeConfig, group: Group, members: Iterable[GpuInfo]) -> bool:
-    """Whether shares of the resource may lie on this group: selections admit it, or the resource names the group."""
+    """Whether shares of the resource may lie on this group: it is selected, and not set aside for annotated pods."""
+    members = tuple(members)
+    return is_selected(resource, config, group, members) and not set_aside(config, members)
+
+
+def is_selected(resource: Resource, config: NodeConfig, group: Group, members: Iterable[GpuInfo]) -> bool:
+    """Whether selections admit the group to the resource, or the resource names it."""
     if resource.groups or group.declared:
         return group.name in resource.groups
     return all(
@@ -83,10 +89,27 @@ def is_allowed(resource: Resource, config: NodeConfig, group: Group, members: It
     )
 
 
+def for_annotated(config: NodeConfig, members: Iterable[GpuInfo]) -> bool:
+    """Whether annotated pods may use these GPUs: all of them."""
+    annotations, members = config.annotations, tuple(members)
+    if annotations is None or not members:
+        return False
+    return all(config.gpus.admits(m.uuid, m.index) and annotations.gpus.admits(m.uuid, m.index) for m in members)
+
+
+def set_aside(config: NodeConfig, members: Iterable[GpuInfo]) -> bool:
+    """Whether one of these GPUs is for annotated pods only, so that resources can't have it."""
+    annotations = config.annotations
+    if annotations is None or annotations.share:
+        return False
+    return any(annotations.gpus.admits(member.uuid, member.index) for member in members)
+
+
 def burst_allowed(config: NodeConfig, group: Group, members: Iterable[GpuInfo], usable_bytes: int) -> bool:
-    """Whether a share that may borrow memory could lie on this group, in any mode."""
+    """Whether a share that may borrow memory could lie on this group, in any mode. An annotated container may always
+    turn out to be one."""
     members = tuple(members)
-    return any(
+    return for_annotated(config, members) or any(
         has_burst(resource.memory)
         and is_allowed(resource, config, group, members)
         and isinstance(share_size(resource, usable_bytes), ShareSize)
@@ -97,12 +120,15 @@ def burst_allowed(config: NodeConfig, group: Group, members: Iterable[GpuInfo], 
 def largest_limit_bytes(
     resources: Iterable[Resource], config: NodeConfig, group: Group, members: Iterable[GpuInfo], usable_bytes: int
 ) -> int | None:
-    """The largest limit a container of any sm-sharing resource could get here, None when there is no such.
+    """The largest limit an sm-sharing container could get here, None when there can be none: all that is usable where
+    it may be annotated, else that of the largest resource.
 
     A container may ask for all units of a unit resource, so that one counts with every whole unit of the GPU. One with
     burst counts as nothing: it is granted under MPS protocol 3 only, where each container has a limit of its own.
     """
     members = tuple(members)
+    if for_annotated(config, members):
+        return usable_bytes
     limits = []
     for resource in resources:
         if resource.mode is not Mode.SM_SHARING or not is_allowed(resource, config, group, members):

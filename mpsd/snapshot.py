@@ -170,8 +170,9 @@ class Termination(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesiredAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A live allocation as mpsd needs it. `limit_bytes` is per GPU. `slot` is the slot of its share, None for units:
-    under protocol 3 a fixed share has its namespace in the daemon's config, units get one of their own."""
+    """A live allocation as mpsd needs it. `limit_bytes` is per GPU. `group` is empty where GPUs of several are used
+    without a daemon. `slot` is the slot of its share, None for units and annotated containers: under protocol 3 a fixed
+    share has its namespace in the daemon's config, the others get one of their own."""
 
     key: str
     resource: str

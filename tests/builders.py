@@ -83,7 +83,7 @@ def reported(
 
     `given` is each group's daemon, its name aside; None: ready, with the default limit that mpsd would set.
     """
-    owners = group_of(groups(cfg, infos, {a.group: a.gpus for a in desired.allocations}))
+    owners = group_of(groups(cfg, infos, {a.group: a.gpus for a in desired.allocations if a.group}))
     plans = {p.group.name: p.spec for p in plan(cfg, infos, desired.allocations, lambda _: 2)}
     modes = {gpu: a.mode for a in desired.allocations for gpu in a.gpus}
     found = []

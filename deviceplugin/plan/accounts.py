@@ -6,7 +6,7 @@ of the pod again, alone or among more. A share of a group counts on each of its 
 
 from collections.abc import Iterator, Mapping
 
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.model import ANNOTATED, Allocation, ContainerRef
 from mpsd.gpu.model import Mode
 
 
@@ -63,6 +63,24 @@ class Accounts:
         for gpu in allocation.gpus:
             del self._by_gpu[gpu][key]
 
+    def replace(self, allocation: Allocation) -> None:
+        """Puts another plan in the place of a live one of the same key, shares and GPUs."""
+        before = self._by_key[allocation.key]
+        self._by_key[allocation.key] = allocation
+        for share in allocation.device_ids:
+            holders = self._by_share[allocation.resource, share]
+            holders[holders.index(before)] = allocation
+        for gpu in allocation.gpus:
+            self._by_gpu[gpu][allocation.key] = allocation
+
+    def without(self, key: str) -> "Accounts":
+        """A copy that lacks one allocation; nothing in it counts as vacated."""
+        others = Accounts()
+        for allocation in self:
+            if allocation.key != key:
+                others.add(allocation)
+        return others
+
     def set_vacated(self, keys: set[str]) -> bool:
         """Marks the allocations that the kubelet no longer holds. Their memory still counts; their shares may turn
         Unhealthy. True when the marks changed."""
@@ -103,7 +121,7 @@ class Accounts:
 
     def held_groups(self) -> dict[str, tuple[str, ...]]:
         """The groups that live allocations were granted on, each with its GPUs."""
-        return {allocation.group: allocation.gpus for allocation in self._by_key.values()}
+        return {allocation.group: allocation.gpus for allocation in self._by_key.values() if allocation.group}
 
     def newest(self, resource: str, device_ids: tuple[str, ...]) -> Allocation | None:
         """The newest live allocation of exactly these shares."""
@@ -123,7 +141,15 @@ class Accounts:
 
     def resources(self) -> set[str]:
         """Names of the resources with live allocations."""
-        return {allocation.resource for allocation in self._by_key.values()}
+        return {allocation.resource for allocation in self._by_key.values() if allocation.container is None}
+
+    def of_container(self, container: ContainerRef) -> Allocation | None:
+        """What an annotated container holds."""
+        return self.newest(ANNOTATED, (container.id,))
+
+    def annotated(self) -> Iterator[tuple[Allocation, ContainerRef]]:
+        """The allocations of annotated containers."""
+        return ((a, a.container) for a in self._by_key.values() if a.container is not None)
 
 
 def _held_bytes(holders: "list[Allocation] | tuple[()]", gpu: str) -> int:

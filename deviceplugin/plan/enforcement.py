@@ -1,5 +1,7 @@
 """At which level a limit can be enforced on this node, and what to do where that is not enough (pure)."""
 
+from collections.abc import Iterable
+
 from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
@@ -89,9 +91,14 @@ def burst_objection(resource: Resource, group: GroupView) -> str:
     )
 
 
+def borrowed_from(gpus: Iterable[str], accounts: Accounts) -> bool:
+    """Whether somebody on these GPUs may borrow memory now."""
+    return any(live.may_borrow for gpu in gpus for live in accounts.on_gpu(gpu).values())
+
+
 def soft_bytes(given: Enforcement, group: GroupView, accounts: Accounts, request_bytes: int) -> int:
     """What the driver is to protect of a new allocation: its request where a neighbour may borrow, else nothing."""
-    borrowers = any(live.may_borrow for gpu in group.gpus for live in accounts.on_gpu(gpu).values())
+    borrowers = borrowed_from(group.gpus, accounts)
     return request_bytes if given is Enforcement.HARD and (group.burst or borrowers) else 0
 
 
@@ -137,12 +144,15 @@ def _one_limit_conflict(view: ResourceView, group: GroupView, accounts: Accounts
 def _burst_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> str:
     """Granted when nobody could borrow there: the driver protects nothing of them, so they would be evicted for a
     borrower."""
-    if not has_burst(view.resource.memory):
-        return ""
-    live = [a for gpu in group.gpus for a in accounts.on_gpu(gpu).values() if a.soft_bytes < a.request_bytes]
+    return burst_conflict(group.gpus, accounts) if has_burst(view.resource.memory) else ""
+
+
+def burst_conflict(gpus: Iterable[str], accounts: Accounts) -> str:
+    """Why nobody may begin to borrow on these GPUs while others end, empty when one may."""
+    live = [a for gpu in gpus for a in accounts.on_gpu(gpu).values() if a.soft_bytes < a.request_bytes]
     if not live:
         return ""
     return (
-        f"{live[0].resource} and whatever else was granted there before shares could borrow has nothing guaranteed by "
-        "the driver: one that may borrow must wait for these to end"
+        f"{live[0].container or live[0].resource} and whatever else was granted there before anybody could borrow has "
+        "nothing guaranteed by the driver: one that may borrow must wait for these to end"
     )

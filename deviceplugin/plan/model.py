@@ -20,6 +20,7 @@ class GpuView(msgspec.Struct, frozen=True):
     `lost`: every share of it is Unhealthy, held ones too. `blocked`: nothing new in any mode and Allocate refuses.
     `waiting`: free shares are Unhealthy, but an Allocate that comes all the same is granted and waits for its CDI file.
     `daemon_waiting`: the same, for sm-sharing only. `protocol` is the MPS protocol its daemon spoke last.
+    `for_annotated`: annotated pods may use it.
     """
 
     info: GpuInfo
@@ -29,6 +30,7 @@ class GpuView(msgspec.Struct, frozen=True):
     waiting: str = ""
     daemon_waiting: str = ""
     protocol: int = 2
+    for_annotated: bool = False
 
     @property
     def uuid(self) -> str:
@@ -48,17 +50,23 @@ NOT_PROBED = HardLimits().missing
 """What is missing before mpsd has looked, or where it is of a version that does not."""
 
 
+NRI_SETTER = "nri"
+"""Stands for a CDI kind with the hook."""
+
+
 class HardAbility(msgspec.Struct, frozen=True):
     """Whether containers can be held to memory limits by their cgroups: what mpsd proved, and who sets the limits
     before a container's process starts.
 
     `kind` is the CDI kind that new containers get their GPUs from, empty for none; `hooked` are the kinds that carry
-    the toolkit's hook for every GPU.
+    the toolkit's hook for every GPU. `starts_wait`: the runtime keeps a program from starting when we say so, so that
+    annotated containers, whose limits we set ourselves, need no hook.
     """
 
     limits: HardLimits = HardLimits()
     kind: str = ""
     hooked: frozenset[str] = frozenset()
+    starts_wait: bool = True
 
     @property
     def known(self) -> bool:
@@ -85,6 +93,12 @@ class HardAbility(msgspec.Struct, frozen=True):
                 "toolkit and device plugin that write it"
             )
         return ""
+
+    def set_by_nri(self) -> "HardAbility":
+        """The same for containers whose limits we set ourselves before they start."""
+        if not self.starts_wait:
+            return self
+        return msgspec.structs.replace(self, kind=NRI_SETTER, hooked=frozenset((NRI_SETTER,)))
 
     def hoped(self) -> "HardAbility":
         """The same, if mpsd finds nothing missing."""
@@ -205,6 +219,47 @@ class NodeView(msgspec.Struct, frozen=True):
     groups: Mapping[str, GroupView]
     resources: Mapping[str, ResourceView]
     client_limit: int
+    annotated: "AnnotatedView | None" = None
+
+
+class AnnotatedView(msgspec.Struct, frozen=True):
+    """What annotated containers can have on this node: the least enforcement they accept, and what there is. None in
+    its place: nothing."""
+
+    minimum: Enforcement
+    hard: HardAbility
+
+
+ANNOTATED = "annotations"
+"""Stands for the resource of allocations that annotations describe; no resource can be called so."""
+
+
+class ContainerRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A container of one pod."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.pod}/{self.container}"
+
+    @property
+    def id(self) -> str:
+        """Stands for the device ID of what it is granted: its own on this node, whatever is restarted."""
+        return f"{self.pod_uid}/{self.container}"
+
+
+class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """What an annotated container asks for: bytes on each of its GPUs (UUIDs)."""
+
+    container: ContainerRef
+    request_bytes: int
+    limit_bytes: int
+    mode: Mode
+    gpus: tuple[str, ...]
+    thread_percent: int | None = None
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,6 +272,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     `enforcement` is the level it was granted with, `minimum` the least its resource accepts. `soft_bytes` is what the
     driver protects from eviction: the request, or 0 where nobody may borrow, so that nothing can leak.
+
+    `container` is whose it is, of annotated containers only: shares are the kubelet's to give. With GPUs of several
+    groups `group` is empty: no daemon serves it.
     """
 
     key: str
@@ -239,6 +297,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Delivery = Delivery.CDI
     created_unix_s: float = 0.0
     adopted: bool = False
+    container: ContainerRef | None = None
 
     @property
     def may_borrow(self) -> bool:

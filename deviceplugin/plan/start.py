@@ -46,6 +46,8 @@ def hard_objection(allocation: Allocation, hard: HardAbility) -> str:
         return UNKNOWN
     now = starts_as(allocation, hard)
     if now is allocation:
+        if allocation.container is not None and hard.starts_wait:
+            return ""
         return hard.no_setter(allocation.gpu_kind)
     missing = "; ".join(hard.limits.missing)
     if allocation.may_borrow:

@@ -6,16 +6,39 @@ from msgspec import structs
 
 from deviceplugin import ids
 from deviceplugin.plan import enforcement
-from deviceplugin.plan.model import Device, DeviceList, GpuView, GroupView, HardAbility, NodeView, ResourceView
+from deviceplugin.plan.model import (
+    AnnotatedView,
+    Device,
+    DeviceList,
+    GpuView,
+    GroupView,
+    HardAbility,
+    NodeView,
+    ResourceView,
+)
 from mpsd.config.model import MAX_ADVERTISED_DEVICES, Enforcement, NodeConfig, Resource, UnitMemory
 from mpsd.gpu.model import GpuHealth
 from mpsd.groups import Group, group_of, groups
 from mpsd.plan import group_usable_bytes
-from mpsd.shares import ShareSize, burst_allowed, is_allowed, largest_limit_bytes, share_size, slot_count, usable_bytes
+from mpsd.shares import (
+    ShareSize,
+    burst_allowed,
+    for_annotated,
+    is_selected,
+    largest_limit_bytes,
+    set_aside,
+    share_size,
+    slot_count,
+    usable_bytes,
+)
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus
 
 NOT_KNOWN = HardAbility()
 REGROUPED = "the config groups its GPUs otherwise by now: it takes nothing new, and is regrouped once it holds nothing"
+
+SET_ASIDE = (
+    "it is set aside for annotated pods (`annotations.gpus`); `annotations.share: true` lets resources use it, too"
+)
 
 ITS_DAEMON = "its MPS daemon"
 REPLACED = "it is replaced when "
@@ -43,6 +66,7 @@ def gpu_view(
         waiting=waiting,
         daemon_waiting=daemon_waiting,
         protocol=protocol,
+        for_annotated=for_annotated(config, [status.info]),
     )
 
 
@@ -107,7 +131,16 @@ def node_view(
         view = resource_view(resource, config, by_name, hard)
         old = previous.resources.get(resource.name) if previous else None
         resources[resource.name] = old if old is not None and _same(old, view) else _with_ids(view)
-    return NodeView(gpus=by_uuid, groups=by_name, resources=resources, client_limit=config.mps.client_limit)
+    annotated = None
+    if config.annotations is not None:
+        annotated = AnnotatedView(config.annotations.enforcement, hard.set_by_nri())
+    return NodeView(
+        gpus=by_uuid,
+        groups=by_name,
+        resources=resources,
+        client_limit=config.mps.client_limit,
+        annotated=annotated,
+    )
 
 
 def group_views(
@@ -184,27 +217,15 @@ def resource_view(
     unfit: dict[str, str] = {}
     unheld: dict[str, str] = {}
     for group in by_name.values():
-        infos = [gpu.info for gpu in group.members]
-        if not is_allowed(resource, config, group.group, infos):
+        if not is_selected(resource, config, group.group, [gpu.info for gpu in group.members]):
             continue
-        size = share_size(resource, group.usable_bytes)
-        if group.unlisted:
-            unfit[group.name] = group.unlisted
-        elif isinstance(size, str):
+        size = _size_on(resource, config, group, given)
+        if isinstance(size, str):
             unfit[group.name] = size
-        elif reason := enforcement.burst_objection(resource, group):
-            unfit[group.name] = reason
-        elif given is Enforcement.HARD:
-            sizes[group.name] = size
-        else:
-            default = largest_limit_bytes(config.resources, config, group.group, infos, group.usable_bytes)
-            loose = enforcement.one_limit_objection(resource, group, size.limit_bytes, default or 0)
-            if loose and resource.enforcement.rank > 0:
-                unfit[group.name] = loose
-                continue
-            if loose:
-                unheld[group.name] = loose
-            sizes[group.name] = size
+            continue
+        sizes[group.name] = size
+        if given is not Enforcement.HARD and (loose := _loose(resource, config, group, size)):
+            unheld[group.name] = loose
     if not objection and not sizes:
         if any(group.members for group in by_name.values()):
             objection = next(iter(unfit.values()), "no GPU of this node is open to it")
@@ -233,6 +254,29 @@ def resource_view(
         slots=slots,
         numa_nodes={name: numa_nodes(resource, by_name[name]) for name in slots},
     )
+
+
+def _size_on(resource: Resource, config: NodeConfig, group: GroupView, given: Enforcement) -> ShareSize | str:
+    """How large a share is on a group that its resource selects, or why there can be none."""
+    if set_aside(config, [gpu.info for gpu in group.members]):
+        return SET_ASIDE
+    size = share_size(resource, group.usable_bytes)
+    if group.unlisted:
+        return group.unlisted
+    if isinstance(size, str):
+        return size
+    if reason := enforcement.burst_objection(resource, group):
+        return reason
+    if given is not Enforcement.HARD and resource.enforcement.rank > 0:
+        return _loose(resource, config, group, size) or size
+    return size
+
+
+def _loose(resource: Resource, config: NodeConfig, group: GroupView, size: ShareSize) -> str:
+    """Why the limit of a share would not be held there by MPS, empty when it is."""
+    infos = [gpu.info for gpu in group.members]
+    default = largest_limit_bytes(config.resources, config, group.group, infos, group.usable_bytes)
+    return enforcement.one_limit_objection(resource, group, size.limit_bytes, default or 0)
 
 
 def _same(old: ResourceView, new: ResourceView) -> bool:

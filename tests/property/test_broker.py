@@ -17,10 +17,10 @@ from deviceplugin.broker import Broker
 from deviceplugin.drains import Drains
 from deviceplugin.hardlimits import VERIFIED_S
 from deviceplugin.ledger import Ledger
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.start import start_objection
 from deviceplugin.presence import Holder, Observation
-from mpsd.config.model import GIB, Enforcement, NodeConfig
+from mpsd.config.model import GIB, AnnotationsConfig, Enforcement, GpuSelection, NodeConfig, TrustPolicy
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import DaemonState, DaemonStatus, HardLimits
 from tests.builders import (
@@ -131,6 +131,7 @@ class Node(RuleBasedStateMachine):
         assert published is not None
         return [d.id for d in published.advertisement.devices if (d.healthy or not obedient) and d.id not in held]
 
+    @precondition(lambda self: self.config.resources)
     @rule(data=st.data(), count=st.integers(1, 12), packed=st.booleans(), obedient=st.booleans())
     def allocate(self, data: st.DataObject, count: int, packed: bool, obedient: bool) -> None:
         """`obedient` takes Healthy shares only; a list may be stale, so the others must be safe to ask for too."""
@@ -221,7 +222,7 @@ class Node(RuleBasedStateMachine):
                     shares[a.resource, share] = max(shares[a.resource, share], a.share_bytes)
             assert sum(shares.values()) == inspection.held[gpu.uuid].granted_bytes <= gpu.usable_bytes
             assert len({a.mode for a in on_gpu}) <= 1
-            assert len({a.group for a in on_gpu}) <= 1, "one daemon owns a GPU"
+            assert len({a.group for a in on_gpu if a.group}) <= 1, "one daemon owns a GPU"
 
     @invariant()
     def who_borrows_does_so_among_those_whose_memory_the_driver_guarantees(self) -> None:
@@ -274,7 +275,8 @@ class Node(RuleBasedStateMachine):
             assert start_objection(allocation, gpus, self.broker.hard) == ""
             granted = next(a for a in self.broker.allocations() if a.key == key)
             assert allocation.enforcement.rank >= granted.minimum.rank
-            assert allocation.enforcement is not Enforcement.HARD or (self.hooked and can)
+            set_by_us = granted.container is not None
+            assert allocation.enforcement is not Enforcement.HARD or ((self.hooked or set_by_us) and can)
 
     def teardown(self) -> None:
         if hasattr(self, "ledger"):
@@ -295,6 +297,111 @@ class Borrowers(Node):
 
 Borrowers.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestBorrowers = Borrowers.TestCase
+
+
+PODS = [
+    ContainerRef(namespace="ns", pod=f"p{pod}", pod_uid=f"uid-{pod}", container=container)
+    for pod in range(5)
+    for container in "ab"
+]
+
+
+class AnnotatedPods(Node):
+    """The same with annotated pods on some GPUs, beside the shares of the device plugin or apart from them."""
+
+    configs: ClassVar = [
+        config(
+            *resources,
+            annotations=AnnotationsConfig(
+                gpus=GpuSelection(include=include), share=share, enforcement=minimum, trust=TrustPolicy.ANY
+            ),
+            groups=groups,
+        )
+        for resources, include, share, minimum, groups in (
+            (RESOURCES, None, True, Enforcement.NONE, ()),
+            (BURST, None, True, Enforcement.COOPERATIVE, (("pair0", (2, 3)),)),
+            (RESOURCES, (1, 2), False, Enforcement.COOPERATIVE, ()),
+            (GROUPED, (0, 2, 3), True, Enforcement.HARD, (("pair0", (2, 3)), ("pair1", (1,)))),
+            ((), (0, 1, 2, 3), False, Enforcement.NONE, (("pair0", (3, 1)),)),
+        )
+    ] + [config(*RESOURCES)]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pods: dict[str, ContainerRef] = {}
+
+    @rule(
+        container=st.sampled_from(PODS),
+        request=st.sampled_from([1, 6, 13, 40, 79, 90]),
+        more=st.sampled_from([0, 0, 0, 5, 30]),
+        mode=st.sampled_from(Mode),
+        gpus=st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True),
+        by_cdi=st.booleans(),
+    )
+    def create(
+        self, container: ContainerRef, request: int, more: int, mode: Mode, gpus: list[int], by_cdi: bool
+    ) -> None:
+        ask = ContainerAsk(
+            container=container,
+            request_bytes=request * GIB,
+            limit_bytes=(request + more) * GIB,
+            mode=mode,
+            gpus=tuple(info(index).uuid for index in gpus),
+        )
+        outcome = self.broker.allocate_container(ask, by_cdi=by_cdi)
+        if isinstance(outcome, Refusal):
+            assert outcome.text
+            return
+        self.pods[outcome.key] = container
+        self.pods = {key: c for key, c in self.pods.items() if c != container or key == outcome.key}
+        assert self.broker.allocate_container(ask, by_cdi=by_cdi) == outcome
+        assert (outcome.request_bytes, outcome.limit_bytes, outcome.mode) == (ask.request_bytes, ask.limit_bytes, mode)
+        assert set(outcome.gpus) == set(ask.gpus)
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data(), told=st.booleans())
+    def end(self, data: st.DataObject, told: bool) -> None:
+        uid = data.draw(st.sampled_from(sorted({container.pod_uid for container in self.pods.values()})))
+        self.pods = {key: container for key, container in self.pods.items() if container.pod_uid != uid}
+        if told:
+            self.broker.pod_stopped(uid)
+        else:
+            self.synchronize(heard=True)
+
+    @rule(heard=st.booleans())
+    def synchronize(self, heard: bool) -> None:
+        self.broker.observe_pods({container.pod_uid for container in self.pods.values()} if heard else None)
+
+    @rule(seconds=st.sampled_from([0.5, 5, 20, 100]), pressed=st.booleans())
+    def look(self, seconds: float, pressed: bool) -> None:
+        super().look(seconds)
+        for allocation in self.broker.releasable(pressed=pressed):
+            assert allocation.key not in self.pods
+            assert allocation.key not in self.running or not allocation.container
+            if allocation.container is not None and self.broker.begin_release(allocation.key, pressed=pressed):
+                self.broker.release(allocation.key)
+
+    @invariant()
+    def annotated_containers_that_run_are_recorded(self) -> None:
+        if hasattr(self, "broker"):
+            assert set(self.pods) <= {a.key for a in self.broker.allocations()}
+
+    @invariant()
+    def gpus_set_aside_hold_nothing_else_new(self) -> None:
+        if not hasattr(self, "broker") or self.config.annotations is None or self.config.annotations.share:
+            return
+        self.broker.publish()
+        inspection = self.broker.inspect()
+        held = {(a.resource, share) for a in inspection.allocations for share in a.device_ids}
+        for name, published in inspection.lists.items():
+            for device in published.advertisement.devices:
+                if device.healthy and (name, device.id) not in held:
+                    for gpu in inspection.view.groups[device.id.partition("::")[0]].members:
+                        assert not self.config.annotations.gpus.admits(gpu.uuid, gpu.index)
+
+
+AnnotatedPods.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestAnnotatedPods = AnnotatedPods.TestCase
 
 
 class Limits(RuleBasedStateMachine):

@@ -11,13 +11,13 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.attention import attention
 from deviceplugin.broker import DAEMON_GRACE_S
 from deviceplugin.ids import device_id
-from deviceplugin.keeper import Keeper, foreign_holders
+from deviceplugin.keeper import Keeper, foreign_holders, reservations
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.kubelet.servicer import DevicePlugin
 from deviceplugin.ledger import Ledger, LedgerError
 from deviceplugin.plan.model import Allocation, Refusal
 from deviceplugin.presence import ABSENT_S, Holder
-from mpsd.config.model import CdiConfig, Delivery, Enforcement, GpuDevices
+from mpsd.config.model import AnnotationsConfig, CdiConfig, Delivery, Enforcement, GpuDevices, GpuSelection
 from mpsd.daemon.paths import daemon_dirs, mount_directory
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.plan import namespace_of
@@ -319,9 +319,25 @@ def test_gpus_of_other_plugins_are_found_by_their_device_ids() -> None:
         ("ns", "p", "c"): {"nvidia.com/gpu": (uuid(0),), "gpufrac.dev/a": (device_id(uuid(1), 0),)},
         ("ns", "q", "c"): {"nvidia.com/gpu.shared": (f"{uuid(2)}::3",), "rdma/x": ("mlx5_0",)},
     }
-    got = foreign_holders(containers, ["gpufrac.dev/a"], {uuid(i) for i in range(3)})
+    gpus = {uuid(i) for i in range(3)}
+    got = foreign_holders(containers, ["gpufrac.dev/a"], gpus, {})
     assert set(got) == {uuid(0), uuid(2)}
     assert got[uuid(0)] == "pod ns/p holds it through nvidia.com/gpu"
+
+
+def test_a_reservation_pod_reserves_its_gpu_and_holds_it_for_nobody_else() -> None:
+    annotations = AnnotationsConfig(gpus=GpuSelection(), enforcement=Enforcement.COOPERATIVE)
+    gpus = {uuid(i) for i in range(3)}
+    real = ("kai-resource-reservation", "gpu-reservation-0123456789abcdef", "resource-reservation")
+    containers: Containers = {
+        real: {"nvidia.com/gpu": (uuid(0),)},
+        ("ns", "gpu-reservation-0123456789abcdef", "c"): {"nvidia.com/gpu": (uuid(1),)},
+        ("kai-resource-reservation", "other", "c"): {"nvidia.com/gpu": (uuid(2),)},
+    }
+    reserved = reservations(containers, annotations, gpus)
+    assert reserved == {uuid(0): "kai-resource-reservation/gpu-reservation-0123456789abcdef"}
+    assert set(foreign_holders(containers, [], gpus, reserved)) == {uuid(1), uuid(2)}
+    assert reservations(containers, None, gpus) == {}, "on a node without annotated pods it is another plugin's pod"
 
 
 @pytest.mark.parametrize("part", [{"delivery": Delivery.BOTH}, {"gpu_devices": GpuDevices.CDI}])

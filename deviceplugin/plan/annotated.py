@@ -1,0 +1,225 @@
+"""What an annotated container asks for -> an allocation or a refusal (pure).
+
+Other than Allocate, a creation that is refused is tried again by the kubelet, so everything that is in the way now
+refuses, with its reason. The scheduler chose the GPUs; here it is only judged whether the choice can hold.
+"""
+
+from msgspec import structs
+
+from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.advertise import client_room
+from deviceplugin.plan.enforcement import borrowed_from, burst_conflict, level, mps_level, not_hard, soft_bytes
+from deviceplugin.plan.model import (
+    ANNOTATED,
+    Allocation,
+    AnnotatedView,
+    ContainerAsk,
+    GpuView,
+    GroupView,
+    NodeView,
+    Refusal,
+    RefusalCode,
+    allocation_key,
+)
+from mpsd.config.model import Delivery, Enforcement
+from mpsd.gpu.model import Mode
+from mpsd.quantity import format_bytes
+
+
+def plan_container(
+    ask: ContainerAsk,
+    node: NodeView,
+    accounts: Accounts,
+    *,
+    generation: int,
+    gpu_kind: str = "",
+    force: bool = False,
+) -> Allocation | Refusal:
+    """Plans what an annotated container gets.
+
+    Args:
+        accounts: without what the same container held before.
+        generation: makes the key; must be new.
+        gpu_kind: the CDI kind its GPUs come by, empty where the runtime makes devices from NVIDIA_VISIBLE_DEVICES.
+        force: plan without asking for room, mode or trust: it runs already, and what it takes must count.
+    """
+    gpus = [node.gpus[uuid] for uuid in ask.gpus if uuid in node.gpus]
+    group = _group(ask, node)
+    view = node.annotated
+    if view is None:
+        return _invalid("pods described by annotations are not served on this node: its config has no `annotations`")
+    if len(gpus) < len(ask.gpus) or not gpus:
+        unknown = ", ".join(uuid for uuid in ask.gpus if uuid not in node.gpus)
+        return _invalid(f"GPU {unknown or '(none)'} is not on this node")
+    given = level(ask.mode, Delivery.CDI, view.hard)
+    if not force:
+        refusal = (
+            _not_for_annotated(gpus)
+            or _too_large(ask, gpus)
+            or _spans(ask, gpus, group, accounts)
+            or _not_enforceable(ask, view, group, given)
+            or _no_room(ask, gpus, group, node, accounts)
+        )
+        if refusal is not None:
+            return refusal
+    soft = 0 if group is None else soft_bytes(given, group, accounts, ask.request_bytes)
+    return Allocation(
+        key=allocation_key(ANNOTATED, (ask.container.id,), generation),
+        resource=ANNOTATED,
+        device_ids=(ask.container.id,),
+        generation=generation,
+        group=group.name if group is not None else "",
+        gpus=group.gpus if group is not None else ask.gpus,
+        request_bytes=ask.request_bytes,
+        limit_bytes=ask.limit_bytes,
+        share_bytes=ask.request_bytes,
+        memory_total_bytes=max(gpu.info.memory_total_bytes for gpu in gpus),
+        mode=ask.mode,
+        enforcement=given,
+        minimum=view.minimum,
+        soft_bytes=soft,
+        thread_percent=ask.thread_percent if ask.mode is Mode.SM_SHARING else None,
+        gpu_kind=gpu_kind,
+        adopted=force,
+        container=ask.container,
+    )
+
+
+def same_plan(old: Allocation, new: Allocation) -> bool:
+    """Whether two plans of one container mean the same, whenever they were made."""
+    same = structs.replace(
+        new, key=old.key, generation=old.generation, created_unix_s=old.created_unix_s, adopted=old.adopted
+    )
+    return same == old
+
+
+def same_ask(old: Allocation, ask: ContainerAsk) -> bool:
+    """Whether a plan is one of this request."""
+    wanted = (ask.request_bytes, ask.limit_bytes, ask.mode, frozenset(ask.gpus))
+    return (old.request_bytes, old.limit_bytes, old.mode, frozenset(old.gpus)) == wanted
+
+
+def _group(ask: ContainerAsk, node: NodeView) -> GroupView | None:
+    """The group of exactly these GPUs, None when they are several groups' or a part of one."""
+    named = set(ask.gpus)
+    groups = [group for group in node.groups.values() if set(group.gpus) == named]
+    return next((group for group in groups if not group.unlisted), next(iter(groups), None))
+
+
+def _not_for_annotated(gpus: list[GpuView]) -> Refusal | None:
+    for gpu in gpus:
+        if reason := gpu.lost or gpu.blocked:
+            return Refusal(RefusalCode.NO_ROOM, f"{gpu.label} takes nothing new: {reason}")
+        if not gpu.for_annotated:
+            return _invalid(
+                f"{gpu.label} is not for annotated pods: `annotations.gpus` in the node's config does not name it"
+            )
+    return None
+
+
+def _too_large(ask: ContainerAsk, gpus: list[GpuView]) -> Refusal | None:
+    if ask.request_bytes > ask.limit_bytes:
+        return _invalid(
+            f"its request of {format_bytes(ask.request_bytes)} is above its limit of {format_bytes(ask.limit_bytes)}"
+        )
+    for gpu in gpus:
+        for name, size_bytes in (("request", ask.request_bytes), ("limit", ask.limit_bytes)):
+            if size_bytes > gpu.usable_bytes:
+                return _invalid(
+                    f"its {name} of {format_bytes(size_bytes)} is above the {format_bytes(gpu.usable_bytes)} usable on "
+                    f"{gpu.label}: ask for at most that"
+                )
+    return None
+
+
+def _spans(ask: ContainerAsk, gpus: list[GpuView], group: GroupView | None, accounts: Accounts) -> Refusal | None:
+    """GPUs that no daemon serves together are fine only where none is needed: nobody borrows."""
+    if group is not None:
+        if reason := group.lost or group.blocked or group.unlisted:
+            return Refusal(RefusalCode.NO_ROOM, f"{group.label} takes nothing new: {reason}")
+        return None
+    names = ", ".join(str(gpu.index) for gpu in gpus)
+    where = f"GPU {names} {'are' if len(gpus) > 1 else 'is'} not one group of the node's config (`gpus.groups`)"
+    todo = "name all GPUs of one group, or have them declared as a group"
+    if ask.mode is not Mode.TIME_SLICING:
+        return _invalid(f"{where}, and {ask.mode} needs one MPS daemon for all GPUs of a container: {todo}")
+    if ask.limit_bytes > ask.request_bytes:
+        return _invalid(
+            f"{where}, and a limit above the request needs one MPS daemon for all GPUs of a container: {todo}, or set "
+            "the limit to the request"
+        )
+    if borrowed_from(ask.gpus, accounts):
+        return Refusal(
+            RefusalCode.NO_ROOM,
+            f"{where}, and others borrow memory there, which only their MPS daemons can take back: {todo}, or wait for "
+            "these to end",
+        )
+    return None
+
+
+def _not_enforceable(
+    ask: ContainerAsk, view: AnnotatedView, group: GroupView | None, given: Enforcement
+) -> Refusal | None:
+    why = not_hard(Delivery.CDI, view.hard)
+    several = group is not None and group.has_one_limit
+    if ask.limit_bytes > ask.request_bytes and given is not Enforcement.HARD:
+        return _invalid(
+            "its limit is above its request, which needs hard enforcement (driver r615 or newer), and that is not to "
+            f"be had here: {why}; or set the limit to the request"
+        )
+    if ask.limit_bytes > ask.request_bytes and group is not None and not group.speaks_protocol_3:
+        return _invalid(
+            "its limit is above its request, and memory is borrowed and taken back under MPS protocol 3 only "
+            "(`mps.protocol` auto or 3): set the limit to the request"
+        )
+    if ask.mode is Mode.SM_SHARING and several and given is not Enforcement.HARD and view.minimum.rank > 0:
+        return _invalid(
+            f"MPS protocol 2 can't hold a container on {group.label if group else 'several GPUs'} to a limit of its "
+            f"own: {why or 'use a newer driver'}; or name one GPU"
+        )
+    if given.rank >= view.minimum.rank:
+        return None
+    if ask.mode is Mode.TIME_SLICING and mps_level(Mode.SM_SHARING).rank >= view.minimum.rank:
+        return _invalid(
+            "its mode is time-slicing (the default), which has a memory limit only with hard enforcement (driver r615 "
+            f"or newer), and that is not to be had here: {why}; or set gpu-compute.mode to sm-sharing"
+        )
+    return _invalid(
+        f"this node's `annotations.enforcement` demands {view.minimum} limits, and it gives {given} ones: {why}"
+    )
+
+
+def _no_room(
+    ask: ContainerAsk, gpus: list[GpuView], group: GroupView | None, node: NodeView, accounts: Accounts
+) -> Refusal | None:
+    asked = f"it asks for {format_bytes(ask.request_bytes)}"
+    for gpu in gpus:
+        held = accounts.on_gpu(gpu.uuid)
+        bound = accounts.mode(gpu.uuid)
+        if bound is not None and bound is not ask.mode:
+            return Refusal(
+                RefusalCode.MODE_CONFLICT,
+                f"{asked} with {ask.mode} on {gpu.label}, which {len(held)} allocation(s) keep bound to {bound}: a GPU "
+                f"has one compute mode: wait for them to end, set gpu-compute.mode to {bound}, or use another GPU",
+            )
+        free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
+        if ask.request_bytes > free_bytes:
+            return Refusal(
+                RefusalCode.NO_ROOM,
+                f"{asked} on {gpu.label}, but {format_bytes(max(0, free_bytes))} of {format_bytes(gpu.usable_bytes)} "
+                f"usable is free ({len(held)} allocation(s) hold {format_bytes(accounts.granted_bytes(gpu.uuid))}): "
+                "wait for one to end, or ask for less",
+            )
+        if client_room(ask.mode, gpu.uuid, node, accounts) <= 0:
+            return Refusal(
+                RefusalCode.NO_ROOM,
+                f"{asked} on {gpu.label}, but its {node.client_limit} MPS clients are taken: wait for an allocation to "
+                "end",
+            )
+    if ask.limit_bytes > ask.request_bytes and (reason := burst_conflict(ask.gpus, accounts)):
+        return Refusal(RefusalCode.NO_ROOM, f"{asked}, but {reason}")
+    return None
+
+
+def _invalid(text: str) -> Refusal:
+    return Refusal(RefusalCode.INVALID, text)
