@@ -1,0 +1,17 @@
+"""Clients of a stub API server, for tests."""
+
+from functools import partial
+from pathlib import Path
+
+from deviceplugin.kubernetes.access import Access, node_name
+from deviceplugin.kubernetes.client import ApiClient
+from deviceplugin.sim.apiserver import StubApiServer
+
+our_node = partial(node_name, "n1")
+
+
+def client_of(directory: Path, server: StubApiServer, timeout_s: float = 5.0, **user: str) -> ApiClient:
+    """A client whose kubeconfig is in `directory`; `user` is its user's entry."""
+    path = directory / "config"
+    path.write_text(server.kubeconfig(**user))
+    return ApiClient(Access(str(path)), timeout_s=timeout_s)
