@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from deviceplugin.annotated.status import STARTED_ALONE, AnnotatedStatus
 from deviceplugin.plan.view import ITS_DAEMON, daemon_text
 from deviceplugin.status import AllocationStatus, PluginStatus
 from mpsd.snapshot import DaemonState, DaemonStatus, Snapshot
@@ -57,6 +58,10 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
     if plugin.mpsd_error and snapshot is not None:
         lines.append(plugin.mpsd_error)
     lines += [error for error in (plugin.kubelet_error, plugin.checkpoint_error, plugin.cdi_error) if error]
+    if plugin.kubernetes is not None and plugin.kubernetes.error:
+        lines.append(f"Kubernetes API: {plugin.kubernetes.error}")
+    if plugin.annotated is not None:
+        lines += _of_annotated(plugin.annotated)
     lines += plugin.problems
     unregistered, closed = [], []
     for resource in plugin.resources:
@@ -79,10 +84,19 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
     hit = [
         (_owner(allocation), f"{allocation.state}: {allocation.reason}")
         for allocation in plugin.allocations
-        if allocation.reason and allocation.state != "leaving"
+        if allocation.reason and allocation.state != "leaving" and allocation.reason != STARTED_ALONE  # told above
     ]
     claimed = [a for a in plugin.allocations if a.claimed_by]
     return lines + _together(hit) + [f"{a.claimed_by} claims the allocation of {_owner(a, 'pod ')}" for a in claimed]
+
+
+def _of_annotated(annotated: AnnotatedStatus) -> list[str]:
+    """Of annotated pods. One that was refused is tried again, so it may be over by itself."""
+    lines = [] if annotated.runtime else [f"annotated pods are not served: no container runtime: {annotated.error}"]
+    unenforced = [(f"{u.namespace}/{u.pod}/{u.container}", f"{u.reason}: {u.plan}") for u in annotated.unenforced]
+    refused = [(f"{r.namespace}/{r.pod}/{r.container}", f"is refused: {r.reason}") for r in annotated.refusing]
+    ignored = [(f"pod {i.pod}", i.reason) for i in annotated.ignored]
+    return lines + _together(unenforced) + _together(refused, " ") + _together(ignored)
 
 
 def _owner(allocation: AllocationStatus, kind: str = "") -> str:

@@ -44,7 +44,7 @@ from deviceplugin.plan.start import (
     start_objection,
     starts_as,
 )
-from deviceplugin.plan.view import daemon_trouble, gpu_view, node_view
+from deviceplugin.plan.view import RESERVED, daemon_trouble, gpu_view, node_view
 from deviceplugin.presence import Holder, Observation, Presence, Shares
 from mpsd.config.model import Delivery, Enforcement, FixedMemory, NodeConfig, Resource, UnitMemory
 from mpsd.errors import GpufracError
@@ -476,9 +476,8 @@ class Broker:
             known = [a for a in shares if judged.get(a.key) == self._presence.renewals(a.key)]
             self._presence.observe(known, seen, self._monotonic())
             self._note_vacated()
-            self._reserved = reserved
-            if dict(foreign) != self._foreign:
-                self._foreign = dict(foreign)
+            if (dict(foreign), reserved) != (self._foreign, self._reserved):
+                self._foreign, self._reserved = dict(foreign), reserved
                 self._rebuild()
                 self._mark_dirty()
 
@@ -837,6 +836,7 @@ class Broker:
                     blocked=blocked,
                     waiting=waiting,
                     daemon_waiting=trouble,
+                    reserved=RESERVED if uuid in self._reserved else "",
                     protocol=self.protocol(uuid),
                 )
             )

@@ -480,7 +480,8 @@ class Keeper:
         found = self._past_mps | self._doubled(holders, set(inspection.view.resources))
         self._markers.keep(inspection.holders.keys())
         # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
-        worth = self._published.keys() - self._broker.checkpoint_only() - found.keys()
+        known = {a.key for a in inspection.allocations if a.runs_unenforced}
+        worth = self._published.keys() - self._broker.checkpoint_only() - found.keys() - known
         worth = self._markers.unverified(key for key, holder in holders.items() if holder.pod_uid and key in worth)
         now_s = self._monotonic()
         if worth and now_s - self._marked_s < MARKERS_S:

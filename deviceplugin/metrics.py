@@ -62,6 +62,20 @@ def render(status: PluginStatus) -> str:
     gauge("limit_drift_total", "Hard limits found not in force.", [({}, status.limit_drifts)], "counter")
     claimed = sum(1 for a in status.allocations if a.claimed_by)
     gauge("allocations_claimed", "Live allocations that processes of other pods call theirs.", [({}, claimed)])
+    if (annotated := status.annotated) is not None:
+        gauge("nri_connected", "1 while registered at the container runtime.", [({}, bool(annotated.runtime))])
+        gauge("nri_registrations_total", "Times registered there.", [({}, annotated.registrations)], "counter")
+        gauge(
+            "nri_late_answers_total",
+            "Answers that were given without a decision, as it took too long.",
+            [({}, annotated.late)],
+            "counter",
+        )
+        gauge("annotated_granted_total", "Annotated containers granted.", [({}, annotated.granted)], "counter")
+        gauge("annotated_refused_total", "Creations and starts refused.", [({}, annotated.refused)], "counter")
+        gauge("annotated_refusing", "Containers that are refused now.", [({}, len(annotated.refusing))])
+        gauge("annotated_unenforced", "Annotated containers without their limit.", [({}, len(annotated.unenforced))])
+        gauge("annotated_ignored_keys", "Annotations without effect.", [({}, len(annotated.ignored))])
     return "\n".join(lines) + "\n"
 
 

@@ -3,9 +3,9 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -14,29 +14,39 @@ from cdi.writer import SpecDirectory
 from deviceplugin import lastknown, render
 from deviceplugin.broker import Broker
 from deviceplugin.clients import clients, targets
+from deviceplugin.cri import stop_container
 from deviceplugin.drains import Drain
+from deviceplugin.endings import Endings
 from deviceplugin.gpudevices import DeviceChooser
 from deviceplugin.hardlimits import marked_cgroups
 from deviceplugin.keeper import Keeper
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.kubelet.watch import DirectoryWatch, Identity, socket_identity
+from deviceplugin.kubernetes.frontend import KubernetesApi
+from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.metrics import MetricsServer
 from deviceplugin.plan.model import newer
 from deviceplugin.status import PluginStatus, plugin_status
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
 from mpsd.errors import GpufracError, ProtocolError
-from mpsd.localapi.client import MpsdClient
+from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.server import LocalServer
 from mpsd.log import get_logger
 from mpsd.processes import processes_of_pods
 from mpsd.snapshot import Snapshot
 
+if TYPE_CHECKING:
+    from deviceplugin.annotated.service import AnnotatedPods
+    from deviceplugin.kubernetes.model import PodRef
+    from deviceplugin.nri.model import Runtime
+
 log = get_logger("plugin")
 
 WATCH_TIMEOUT_S = 20.0
 RECONNECT_S = 0.2
+TERMINATE_S = 20.0
 
 T = TypeVar("T")
 
@@ -80,6 +90,12 @@ class Services:
             marked_cgroups=partial(marked_cgroups, simulated=_simulated_cgroups(config)),
             housekeeping=self._housekeeping,
         )
+        self._driver_version: str | None = None
+        # What is no business of ours, we say nothing of: another agent may.
+        readiness = self._readiness if config.annotations is not None else None
+        self._kubernetes = KubernetesApi(config.kubernetes, readiness=readiness, on_deleting=self._on_deleting)
+        self._endings = Endings(broker, self._terminate)
+        self._annotated = self._annotated_pods(config)
         self._config_error = ""
         self._restart_needed = ""
         self._stop = threading.Event()
@@ -98,6 +114,9 @@ class Services:
             ),
             DirectoryWatch(os.path.dirname(self._kubelet_path), self._kubelet_hint),
             ConfigWatcher(config_path, self._on_config, self._on_config_error, current=config),
+            self._endings,
+            *([self._annotated] if self._annotated is not None else []),
+            self._kubernetes,  # the last to start, the first to end: schedulers hear of our end before it comes
         ]
         if config.metrics_address:
             self._parts.append(MetricsServer(config.metrics_address, self.status))
@@ -137,7 +156,52 @@ class Services:
             gpu_devices_reason=self._devices.choice.reason,
             problems=(*self._broker.problems, *filter(None, [self._broker.ledger_error])),
             state_root=self._broker.config.state_root,
+            annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,
+            kubernetes=self._kubernetes.state,
         )
+
+    def _annotated_pods(self, config: NodeConfig) -> "AnnotatedPods | None":
+        """What only nodes with annotated pods load."""
+        if config.annotations is None:
+            return None
+        from deviceplugin.annotated.frontend import START_S, AnnotatedFrontend
+        from deviceplugin.annotated.service import AnnotatedPods
+
+        frontend = AnnotatedFrontend(
+            self._broker,
+            config.annotations,
+            self._keeper,
+            MpsdClient(config.mpsd_socket, timeout_s=START_S / 2),
+            self._kubernetes.events,
+            stop_container=partial(stop_container, config.annotations.cri_socket),
+            restart_policy=self._kubernetes.pods.restart_policy,
+            unguarded=_unguarded(config),
+            running_pods=partial(processes_of_pods, simulated=config.backend == "simulated"),
+        )
+        return AnnotatedPods(config.annotations, config.nri, frontend)
+
+    def _readiness(self) -> NodeReadiness:
+        """Of a node with annotated pods."""
+        from deviceplugin.annotated.readiness import readiness
+
+        annotated, broker = self._annotated, self._broker
+        if annotated is None or broker.config.annotations is None:  # while they are being made
+            return NodeReadiness("False", "Pending", "gpufrac is starting")
+        return readiness(
+            broker.config.annotations,
+            annotated.frontend.report,
+            session_error=annotated.session_error,
+            mpsd_error=broker.absence,
+            hard=broker.hard,
+            driver_version=self._driver_version,
+        )
+
+    def _on_deleting(self, pod: "PodRef", grace_s: float) -> None:
+        self._endings.deleting(pod.uid, grace_s)
+
+    def _terminate(self, keys: Sequence[str], pod_uids: Sequence[str]) -> None:
+        params = {"keys": list(keys), "pod_uids": list(pod_uids), "kill": False, "force": False}
+        call(self._broker.config.mpsd_socket, "terminate", params, object, TERMINATE_S)
 
     def _status(self, params: Mapping[str, object]) -> PluginStatus:
         return self.status()
@@ -194,6 +258,8 @@ class Services:
                 if new or newer(known, snapshot.hard_limits) != known:
                     self._devices.choose(snapshot)  # before a share of a new GPU, or at a new level, can be granted
                 self._broker.observe_snapshot(snapshot)
+                self._driver_version = snapshot.driver_version
+                self._kubernetes.wake()
                 if returned:
                     self._keeper.mpsd_returned()
                 self._remember(snapshot)
@@ -204,6 +270,7 @@ class Services:
                         log.exception("the watch of mpsd failed and goes on")
                     answering = False
                 self._broker.observe_snapshot(None)
+                self._kubernetes.wake()
                 instance, generation = "", -1
                 self._stop.wait(RECONNECT_S)
 
@@ -238,6 +305,14 @@ class Services:
         log.error("the new config is not usable; the old one stays in force", error=error)
 
 
+def _unguarded(config: NodeConfig) -> "Callable[[Runtime], str]":
+    """Looks whether the container runtime waits for us; a simulated one has no files."""
+    from deviceplugin.annotated.required import runtime_configs, unguarded
+
+    simulated = config.backend == "simulated"
+    return lambda runtime: "" if simulated else unguarded(runtime, config.nri.name, runtime_configs(runtime))
+
+
 def _simulated_cgroups(config: NodeConfig) -> Callable[[Iterable[int]], Mapping[int, str]] | None:
     if config.backend != "simulated":
         return None
@@ -266,7 +341,16 @@ def _params(params: Mapping[str, object], shape: type[T]) -> T:
         raise ProtocolError(f"cannot use the parameters: {error}") from error
 
 
-FIXED = ("kubelet_root", "state_root", "backend", "simulated", "metrics_address")
+FIXED = (
+    "kubelet_root",
+    "state_root",
+    "backend",
+    "simulated",
+    "metrics_address",
+    "annotations",
+    "nri",
+    "kubernetes",
+)
 FIXED_MPS = ("run_root", "log_root", "namespace_mount", "shared_memory", "writable_mount")
 """What mpsd, too, takes at its start only."""
 

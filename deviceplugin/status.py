@@ -6,11 +6,13 @@ from typing import Protocol
 import msgspec
 
 from deviceplugin import owners
+from deviceplugin.annotated.status import STARTED_ALONE, AnnotatedStatus, reduced
 from deviceplugin.broker import Inspection
 from deviceplugin.hardlimits import LimitState
 from deviceplugin.keeper import Report
+from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.plan.enforcement import mps_level, not_hard
-from deviceplugin.plan.model import Allocation, GpuView, GroupView
+from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView
 from deviceplugin.plan.start import loosened, start_objection
 from deviceplugin.presence import Holder
 from mpsd.config.model import Enforcement
@@ -27,7 +29,7 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     as found, `granted_enforcement` as planned. Bytes are per GPU; `used_bytes` is the most on any of them, as read back
     last, None where that is not known. `burst` says whether it borrows memory beyond its request, empty where it may
     not. `pod_uids`: the pods seen to hold it, the newest last. `claimed_by`: processes of other pods that call
-    themselves its own."""
+    themselves its own. `reduced` says that and why it has less than its annotations ask for."""
 
     key: str
     resource: str
@@ -51,6 +53,7 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     granted_enforcement: str = ""
     used_bytes: int | None = None
     burst: str = ""
+    reduced: str = ""
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -76,7 +79,8 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
 class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """What is granted on one GPU. Negative `free_bytes`: over-committed. `group` is the declared group it is in, empty
     for a GPU alone; `drained` says since when an operator drains it and why, `reason` why it takes nothing new.
-    `limit_bytes` is the sum of limits, above `usable_bytes` where shares may borrow more than there is."""
+    `limit_bytes` is the sum of limits, above `usable_bytes` where shares may borrow more than there is. `serves` says
+    who may have parts of it: resources, annotated pods, or both."""
 
     uuid: str
     index: int
@@ -89,13 +93,14 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     mode: str | None
     reason: str
     limit_bytes: int = 0
+    serves: str = "resources"
 
 
 class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """The plugin process as a whole; every error is empty when there is none. `gone_drained`: drains of GPUs that are
     no longer on the node, by UUID. `hard_limits` says whether limits can be hard on this node, or each piece that is
     missing; `limit_drifts` how often one was found not in force. `state_root` is where the node keeps what must outlive
-    it."""
+    it. `annotated` is None where the config has no `annotations`."""
 
     pid: int
     started_unix_s: float
@@ -115,6 +120,8 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     hard_limits: str = ""
     limit_drifts: int = 0
     state_root: str = ""
+    annotated: AnnotatedStatus | None = None
+    kubernetes: KubernetesState | None = None
 
 
 class Registration(Protocol):
@@ -143,7 +150,7 @@ def allocation_status(
         state = "leaving"
         reason = report.release_blocked.get(allocation.key, "its pod is gone; it is released after a short grace")
     elif allocation.key in report.published:
-        unenforced = unenforced or loosened(allocation, gpus)
+        unenforced = unenforced or loosened(allocation, gpus) or (STARTED_ALONE if allocation.runs_unenforced else "")
         state, reason = "attached", unenforced or lowered or limits.unknown
     else:
         state = "waiting"
@@ -174,6 +181,7 @@ def allocation_status(
         adopted=allocation.adopted,
         granted_enforcement=allocation.enforcement,
         used_bytes=limits.used_bytes,
+        reduced=reduced(allocation),
         burst=burst(allocation, limits.used_bytes, in_force=enforcement is Enforcement.HARD),
     )
 
@@ -271,9 +279,16 @@ def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
                 mode=held.mode,
                 reason=_takes_nothing(gpu) or over or _takes_nothing(whole),
                 limit_bytes=held.limit_bytes,
+                serves=_serves(gpu, inspection.view.annotated),
             )
         )
     return tuple(rows)
+
+
+def _serves(gpu: GpuView, annotated: AnnotatedView | None) -> str:
+    if annotated is None or not gpu.for_annotated:
+        return "resources"
+    return "both" if annotated.share else "annotated pods"
 
 
 def claims_of(inspection: Inspection) -> dict[str, str]:
@@ -312,6 +327,8 @@ def plugin_status(
     gpu_devices_reason: str,
     problems: Iterable[str],
     state_root: str = "",
+    annotated: AnnotatedStatus | None = None,
+    kubernetes: KubernetesState | None = None,
 ) -> PluginStatus:
     """Everything `gpufrac status` asks of the plugin, from one consistent picture."""
     why = not_hard(inspection.delivery, inspection.hard)
@@ -338,4 +355,6 @@ def plugin_status(
         hard_limits=f"no: {why}" if why else f"yes ({inspection.hard.limits.backend}, set by {inspection.hard.kind})",
         limit_drifts=report.limit_drifts,
         state_root=state_root,
+        annotated=annotated,
+        kubernetes=kubernetes,
     )

@@ -41,9 +41,14 @@ kubelet: {{root: {root}/kubelet}}
 stateRoot: {root}/state
 backend: simulated
 simulated:
-  driver: "580.95.05"
+  driver: "{driver}"
   gpus: [{gpus}]
 metrics: {{address: ""}}
+{more}
+"""
+ANNOTATED = """
+annotations: {{gpus: {{include: all}}, share: true, trust: any}}
+nri: {{socket: {root}/run/nri.sock}}
 """
 SHARES = "  - {name: gpufrac.dev/gpu-1gi, memory: {request: 1Gi}, compute: {mode: sm-sharing}}"
 UNITS = "  - {name: gpufrac.dev/units, unit: 64Mi, compute: {mode: sm-sharing}}"
@@ -89,13 +94,19 @@ class Registry(rpc.RegistrationServicer):
 class Node:
     """mpsd and plugin as real processes in a temporary directory, and a registration server."""
 
-    def __init__(self, resources: str, gpus: list[str]) -> None:
+    def __init__(self, resources: str, gpus: list[str], driver: str = "580.95.05", more: str = "") -> None:
         self.root = tempfile.mkdtemp(prefix="gfb-", dir="/tmp")
         self.plugins = f"{self.root}/kubelet/device-plugins"
         os.makedirs(self.plugins)
         os.makedirs(f"{self.root}/cdi")
         self.config = f"{self.root}/config.yaml"
-        text = CONFIG.format(resources=resources, root=self.root, gpus=", ".join(f"{{memory: {g}}}" for g in gpus))
+        text = CONFIG.format(
+            resources=resources,
+            root=self.root,
+            gpus=", ".join(f"{{memory: {g}}}" for g in gpus),
+            driver=driver,
+            more=more.format(root=self.root),
+        )
         parse_config(text, self.config)
         Path(self.config).write_text(text)
         self.registry = Registry(self.plugins)
@@ -283,6 +294,59 @@ def bench_crash(gpus: int) -> None:
         node.close()
 
 
+def bench_nri(containers: int) -> None:
+    """Answers to a container runtime that asks over NRI, which waits 2 s for each and holds all others up meanwhile."""
+    from deviceplugin.nri.model import Container, Pod
+    from deviceplugin.sim.nri import NriRuntime
+    from mpsd.sim.driver import KUBEPODS, SimulatedDriver, gpu_uuid
+
+    node = Node(SHARES, ["80Gi"] * 2, "615.71.09", ANNOTATED)
+    runtime = None
+    try:
+        node.offer("gpufrac.dev/gpu-1gi", 96)
+        driver = SimulatedDriver(f"{node.root}/run/sim")
+        runtime = NriRuntime(f"{node.root}/run/nri.sock", inventory=lambda: ((), ()))
+        runtime.start()
+        if not runtime.wait_plugin(30):
+            raise SystemExit("bench: the plugin did not come to the container runtime")
+        keys = "nvidia.com/container.main.gpu-memory.limit", "nvidia.com/container.main.gpu-compute.mode"
+
+        def pod(name: str, annotations: dict[str, str]) -> tuple[Pod, Container]:
+            made = Pod(id=f"s-{name}", name=name, uid=name, namespace="bench", annotations=annotations, pid=1)
+            path = f"kubepods-pod{name}.slice:cri-containerd:{name}"
+            return made, Container(id=name, pod_id=made.id, name="main", cgroups_path=path)
+
+        for number, mode in enumerate(("time-slicing", "sm-sharing")):
+            floor, create, start = [], [], []
+            for n in range(containers):
+                other = pod(f"other{number}{n}", {"team": "x"})
+                floor.append(timed(lambda: runtime.create_container(*other)))  # noqa: B023
+                devices = {"nvidia.com/container.main.gpus.devices": gpu_uuid(number)}
+                asked, container = pod(f"pod{number}x{n}", {keys[0]: "512Mi", keys[1]: mode, **devices})
+                runtime.run_pod(asked)
+                begun_s = time.perf_counter()
+                given = dict(runtime.create_container(asked, container).env)
+                create.append(time.perf_counter() - begun_s)
+                env = tuple(f"{name}={value}" for name, value in given.items())
+                made = Container(
+                    id=container.id, pod_id=asked.id, name="main", env=env, cgroups_path=container.cgroups_path
+                )
+                driver.make_cgroup(
+                    f"{KUBEPODS}/kubepods-{asked.uid.join(('pod', '.slice'))}/cri-containerd-{asked.uid}.scope"
+                )
+                start.append(timed(lambda: runtime.start_container(asked, made)))  # noqa: B023
+            print(f"-- {containers} annotated containers, {mode}; the runtime waits 2000 ms for an answer")
+            for part, label in ((0.5, "p50"), (0.99, "p99")):
+                show(f"NRI create, not ours {label}", percentile(floor, part), percentile(floor, 0.5), "floor")
+                show(f"NRI create {label}", percentile(create, part), percentile(floor, part), "p99 <= 500 ms")
+                show(f"NRI start {label}", percentile(start, part), percentile(floor, part), "p99 <= 100 ms")
+        print(f"{'plugin RSS with annotated pods':46} {rss_mib(node.processes['plugin'].pid):9.1f} MiB")
+    finally:
+        if runtime is not None:
+            runtime.close()
+        node.close()
+
+
 def exit_wakeup_s() -> float:
     """How long a process that is killed takes to wake who waits for it."""
     child = subprocess.Popen(["sleep", "60"])
@@ -313,7 +377,7 @@ def bench_preferred(rounds: int) -> None:
     from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
     with tempfile.TemporaryDirectory(prefix="gfb-", dir="/tmp") as root:
-        text = CONFIG.format(resources=UNITS, root=root, gpus="{memory: 80Gi}")
+        text = CONFIG.format(resources=UNITS, root=root, gpus="{memory: 80Gi}", driver="580.95.05", more="")
         ledger = Ledger(f"{root}/ledger")
         broker = Broker(parse_config(text, "bench"), ledger, Drains(f"{root}/drains.json"))
         ready = DaemonStatus(state=DaemonState.READY, pipe_directory="/x", pinned_limit_bytes=80 * GIB)
@@ -374,6 +438,7 @@ def main() -> None:
     bench_preferred(options.rounds)
     bench_allocate(options.gpus)
     bench_crash(options.gpus)
+    bench_nri(min(48, options.gpus * 6))
     bench_idle(options.idle_s)
 
 

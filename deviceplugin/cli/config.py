@@ -24,7 +24,8 @@ def check(file: str) -> None:
 
     loaded = load_config(file)
     count = len(loaded.resources)
-    click.echo(f"{file}: ok, {count} resource{'' if count == 1 else 's'}")
+    annotated = " and annotated pods" if loaded.annotations is not None else ""
+    click.echo(f"{file}: ok, {count} resource{'' if count == 1 else 's'}{annotated}")
     for resource in loaded.resources:
         if note := config_note(resource, loaded.cdi.delivery):
             click.echo(f"note: {resource.name} will advertise 0{note}")

@@ -89,8 +89,10 @@ def gpus(names: tuple[str, ...], config_path: str | None, run_root: str | None, 
 
 
 def gpu_table(found: Sequence[GpuFacts]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """Columns and rows of `gpufrac gpus`; groups have a column where there are some (pure)."""
+    """Columns and rows of `gpufrac gpus`; groups have a column where there are some, and so has whom a GPU serves where
+    annotated pods may have some (pure)."""
     grouped = any(gpu.name.group for gpu in found)
+    divided = any(gpu.account and gpu.account.serves != "resources" for gpu in found)
     rows: list[tuple[object, ...]] = []
     for gpu in found:
         account = gpu.account
@@ -99,6 +101,7 @@ def gpu_table(found: Sequence[GpuFacts]) -> tuple[tuple[str, ...], list[tuple[ob
                 gpu.name.index,
                 gpu.uuid,
                 *([gpu.name.group] if grouped else []),
+                *([account.serves if account else None] if divided else []),
                 gpu.state.info.name if gpu.state else None,
                 gpu.health,
                 f"{daemon_state(gpu.daemon)} v{gpu.daemon.protocol}" if gpu.daemon else None,
@@ -110,7 +113,7 @@ def gpu_table(found: Sequence[GpuFacts]) -> tuple[tuple[str, ...], list[tuple[ob
                 gpu.reason,
             )
         )
-    group = ("GROUP",) if grouped else ()
+    group = (*(("GROUP",) if grouped else ()), *(("SERVES",) if divided else ()))
     memory = ("USABLE", "GRANTED", "FREE")
     return ("GPU", "UUID", *group, "NAME", "HEALTH", "MPS", "MODE", *memory, "ALLOCATIONS", "REASON"), rows
 
@@ -123,6 +126,7 @@ def gpu_detail(gpu: GpuFacts) -> list[str]:
         facts += [("model", state.info.name), ("compute mode", state.driver_compute_mode)]
     if account:
         facts += [
+            ("serves", account.serves if account.serves != "resources" else ""),
             ("drained", account.drained),
             ("usable", size(account.usable_bytes)),
             ("granted", f"{size(account.granted_bytes)} in {counted(account.allocations, 'allocation')}"),

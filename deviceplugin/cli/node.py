@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import click
 
+from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.attention import attention
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import (
@@ -151,11 +152,21 @@ def overview(node: Node) -> list[tuple[str, str]]:
             ("GPU devices", plugin.gpu_devices),
             ("hard limits", plugin.hard_limits),
         ]
+        if plugin.annotated is not None:
+            lines.append(("annotations", annotated_line(plugin.annotated)))
         over = [gpu for gpu in plugin.gpus if gpu.limit_bytes > gpu.usable_bytes]
         if over:
             sums = (f"{size(gpu.limit_bytes)} of {size(gpu.usable_bytes)} on GPU {gpu.index}" for gpu in over)
             lines.append(("burst", f"limits add up to {', '.join(sums)}"))
     return lines
+
+
+def annotated_line(annotated: AnnotatedStatus) -> str:
+    """Annotated pods in one line (pure)."""
+    at = f"at {annotated.runtime}" if annotated.runtime else "at no container runtime"
+    ready = {"True": "ready", "False": "NOT ready"}.get(annotated.readiness, annotated.readiness)
+    alone = f"; unguarded while gpufrac is away: {annotated.unguarded}" if annotated.unguarded else ""
+    return f"{ready}, {at}, device lists believed: {annotated.trust}{alone}"
 
 
 def daemons_of(snapshot: Snapshot) -> list[tuple[DaemonStatus, tuple[GpuStatus, ...]]]:
@@ -236,7 +247,7 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
                 a.mode,
                 a.enforcement,
                 a.state,
-                a.reason or (f"{a.claimed_by} claims it" if a.claimed_by else ""),
+                a.reason or (f"{a.claimed_by} claims it" if a.claimed_by else a.reduced),
             )
             for a in plugin.allocations
         ]

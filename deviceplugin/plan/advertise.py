@@ -144,7 +144,8 @@ def _group_devices(
 def _takes_nothing(view: ResourceView, group: GroupView) -> str:
     needs_daemon = view.resource.mode is Mode.SM_SHARING or (group.burst and view.enforcement is Enforcement.HARD)
     daemon_waiting = group.daemon_waiting if needs_daemon else ""
-    return view.closed or view.waiting or group.lost or group.blocked or group.waiting or daemon_waiting
+    hindered = group.lost or group.blocked or group.reserved or group.waiting or daemon_waiting
+    return view.closed or view.waiting or hindered
 
 
 def _count(number: int, noun: str) -> str:

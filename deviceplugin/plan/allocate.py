@@ -112,8 +112,8 @@ def _no_room(
     view: ResourceView, group: GroupView, node: NodeView, accounts: Accounts, wanted: tuple[str, ...], share_bytes: int
 ) -> Refusal | None:
     asked = _asked(view, wanted, share_bytes)
-    if group.blocked:
-        return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {group.blocked}")
+    if reason := group.blocked or group.reserved:
+        return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {reason}")
     for gpu in group.members:
         if refusal := _no_room_on(view, gpu, node, accounts, wanted, share_bytes):
             return refusal

@@ -4,6 +4,8 @@ Other than Allocate, a creation that is refused is tried again by the kubelet, s
 refuses, with its reason. The scheduler chose the GPUs; here it is only judged whether the choice can hold.
 """
 
+from collections.abc import Iterable
+
 from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
@@ -52,6 +54,9 @@ def plan_container(
         unknown = ", ".join(uuid for uuid in ask.gpus if uuid not in node.gpus)
         return _invalid(f"GPU {unknown or '(none)'} is not on this node")
     given = level(ask.mode, Delivery.CDI, view.hard)
+    asked = ask
+    if view.reduces and not force:
+        ask = reduced(ask, gpus, accounts)
     if not force:
         refusal = (
             _not_for_annotated(gpus)
@@ -82,7 +87,28 @@ def plan_container(
         gpu_kind=gpu_kind,
         adopted=force,
         container=ask.container,
+        asked_request_bytes=asked.request_bytes,
+        asked_limit_bytes=asked.limit_bytes,
     )
+
+
+def reduced(ask: ContainerAsk, gpus: Iterable[GpuView], accounts: Accounts) -> ContainerAsk:
+    """What is left of a request whose scheduler counted the whole memory of its GPUs: as KAI does, which knows nothing
+    of what drivers and nodes keep back. The same request where it fits, or where more than that is missing."""
+    request_bytes, limit_bytes = ask.request_bytes, ask.limit_bytes
+    for gpu in gpus:
+        booked_bytes = sum(live.booked_bytes for live in accounts.on_gpu(gpu.uuid).values())
+        if booked_bytes + ask.request_bytes > gpu.info.memory_total_bytes:
+            return ask
+        if ask.limit_bytes <= gpu.info.memory_total_bytes:
+            limit_bytes = min(limit_bytes, gpu.usable_bytes)
+        free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
+        request_bytes = min(request_bytes, limit_bytes, max(0, free_bytes))
+    if request_bytes * 2 < ask.request_bytes:
+        return ask
+    if ask.limit_bytes == ask.request_bytes:
+        limit_bytes = request_bytes
+    return structs.replace(ask, request_bytes=request_bytes, limit_bytes=limit_bytes)
 
 
 def same_plan(old: Allocation, new: Allocation) -> bool:
@@ -96,7 +122,7 @@ def same_plan(old: Allocation, new: Allocation) -> bool:
 def same_ask(old: Allocation, ask: ContainerAsk) -> bool:
     """Whether a plan is one of this request."""
     wanted = (ask.request_bytes, ask.limit_bytes, ask.mode, frozenset(ask.gpus))
-    return (old.request_bytes, old.limit_bytes, old.mode, frozenset(old.gpus)) == wanted
+    return (old.asked_request_bytes, old.asked_limit_bytes, old.mode, frozenset(old.gpus)) == wanted
 
 
 def _group(ask: ContainerAsk, node: NodeView) -> GroupView | None:

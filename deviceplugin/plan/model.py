@@ -20,7 +20,8 @@ class GpuView(msgspec.Struct, frozen=True):
     `lost`: every share of it is Unhealthy, held ones too. `blocked`: nothing new in any mode and Allocate refuses.
     `waiting`: free shares are Unhealthy, but an Allocate that comes all the same is granted and waits for its CDI file.
     `daemon_waiting`: the same, for sm-sharing only. `protocol` is the MPS protocol its daemon spoke last.
-    `for_annotated`: annotated pods may use it.
+    `for_annotated`: annotated pods may use it; `reserved`: a scheduler has begun to give it to them, so resources take
+    nothing new there.
     """
 
     info: GpuInfo
@@ -31,6 +32,7 @@ class GpuView(msgspec.Struct, frozen=True):
     daemon_waiting: str = ""
     protocol: int = 2
     for_annotated: bool = False
+    reserved: str = ""
 
     @property
     def uuid(self) -> str:
@@ -125,6 +127,7 @@ class GroupView(msgspec.Struct, frozen=True):
     blocked: str = ""
     waiting: str = ""
     daemon_waiting: str = ""
+    reserved: str = ""
     burst: bool = False
 
     @property
@@ -224,10 +227,13 @@ class NodeView(msgspec.Struct, frozen=True):
 
 class AnnotatedView(msgspec.Struct, frozen=True):
     """What annotated containers can have on this node: the least enforcement they accept, and what there is. None in
-    its place: nothing."""
+    its place: nothing. `share`: resources may use their GPUs, too. `reduces`: who misses only
+    what a GPU keeps back gets what is left."""
 
     minimum: Enforcement
     hard: HardAbility
+    share: bool = False
+    reduces: bool = False
 
 
 ANNOTATED = "annotations"
@@ -274,7 +280,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     driver protects from eviction: the request, or 0 where nobody may borrow, so that nothing can leak.
 
     `container` is whose it is, of annotated containers only: shares are the kubelet's to give. With GPUs of several
-    groups `group` is empty: no daemon serves it.
+    groups `group` is empty: no daemon serves it. `asked_request_bytes` and `asked_limit_bytes` are what its annotations
+    say, which may be more than it got.
     """
 
     key: str
@@ -298,11 +305,23 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     created_unix_s: float = 0.0
     adopted: bool = False
     container: ContainerRef | None = None
+    asked_request_bytes: int = 0
+    asked_limit_bytes: int = 0
+
+    @property
+    def booked_bytes(self) -> int:
+        """What a scheduler that wrote its annotations counts for it."""
+        return max(self.request_bytes, self.asked_request_bytes)
 
     @property
     def may_borrow(self) -> bool:
         """Whether its limit is above its request."""
         return self.limit_bytes > self.request_bytes
+
+    @property
+    def runs_unenforced(self) -> bool:
+        """Whether it was taken in for a container that was known to run without our edits."""
+        return self.container is not None and self.adopted and self.enforcement is Enforcement.NONE
 
     @property
     def default_socket(self) -> bool:

@@ -16,7 +16,14 @@ from deviceplugin.plan.model import (
     NodeView,
     ResourceView,
 )
-from mpsd.config.model import MAX_ADVERTISED_DEVICES, Enforcement, NodeConfig, Resource, UnitMemory
+from mpsd.config.model import (
+    MAX_ADVERTISED_DEVICES,
+    Enforcement,
+    NodeConfig,
+    Resource,
+    ShortfallPolicy,
+    UnitMemory,
+)
 from mpsd.gpu.model import GpuHealth
 from mpsd.groups import Group, group_of, groups
 from mpsd.plan import group_usable_bytes
@@ -40,6 +47,8 @@ SET_ASIDE = (
     "it is set aside for annotated pods (`annotations.gpus`); `annotations.share: true` lets resources use it, too"
 )
 
+RESERVED = "a scheduler's reservation pod holds it for annotated pods: resources take nothing new there"
+
 ITS_DAEMON = "its MPS daemon"
 REPLACED = "it is replaced when "
 """How mpsd begins the reason of a daemon that drains because an operator has it replaced."""
@@ -52,6 +61,7 @@ def gpu_view(
     blocked: str = "",
     waiting: str = "",
     daemon_waiting: str = "",
+    reserved: str = "",
     protocol: int = 2,
 ) -> GpuView:
     """One GPU. The reasons given are those that need history, an operator, the kubelet or the CDI directories."""
@@ -67,6 +77,7 @@ def gpu_view(
         daemon_waiting=daemon_waiting,
         protocol=protocol,
         for_annotated=for_annotated(config, [status.info]),
+        reserved=reserved,
     )
 
 
@@ -133,7 +144,12 @@ def node_view(
         resources[resource.name] = old if old is not None and _same(old, view) else _with_ids(view)
     annotated = None
     if config.annotations is not None:
-        annotated = AnnotatedView(config.annotations.enforcement, hard.set_by_nri())
+        annotated = AnnotatedView(
+            config.annotations.enforcement,
+            hard.set_by_nri(),
+            share=config.annotations.share,
+            reduces=config.annotations.shortfall is ShortfallPolicy.REDUCE,
+        )
     return NodeView(
         gpus=by_uuid,
         groups=by_name,
@@ -190,6 +206,7 @@ def _group_view(
         waiting=_first(members, [gpu.waiting for gpu in members])
         or (f"GPU {unknown[0]} is not known yet" if unknown else ""),
         daemon_waiting=_first(members, [gpu.daemon_waiting for gpu in members]),
+        reserved=_first(members, [gpu.reserved for gpu in members]),
     )
     burst = view.speaks_protocol_3 and burst_allowed(config, group, infos, usable)
     return structs.replace(view, burst=burst)

@@ -37,6 +37,7 @@ from mpsd.config.model import (
     NodeConfig,
     NriConfig,
     Resource,
+    ShortfallPolicy,
     SimulatedConfig,
     SimulatedGpu,
     TrustPolicy,
@@ -565,6 +566,7 @@ def _annotations(value: _Value, minimum: Enforcement, shared: GpuSelection) -> A
         "reservationNamespace": ("reservation_namespace", lambda v: _label(v, "a namespace")),
         "prefix": ("prefix", _annotation_prefix),
         "enforcement": ("enforcement", lambda v: v.choice(Enforcement)),
+        "shortfall": ("shortfall", lambda v: v.choice(ShortfallPolicy)),
         "whenAway": ("when_away", lambda v: v.choice(AwayPolicy)),
         "criSocket": ("cri_socket", lambda v: v.path_text(socket_below="")),
     }

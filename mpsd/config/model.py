@@ -169,6 +169,14 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = "580.95.05"
 
 
+class ShortfallPolicy(StrEnum):
+    """What an annotated container gets whose scheduler counted memory that driver and reserve keep back. REDUCE: what
+    is left of it. REFUSE: nothing."""
+
+    REDUCE = "reduce"
+    REFUSE = "refuse"
+
+
 class AnnotationsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Pods described by annotations. `gpus` are set aside for them; with `share`, resources may use these GPUs, too.
     `namespaces` is empty but for NAMESPACES. `prefix` stands before the container's name in every key."""
@@ -181,6 +189,7 @@ class AnnotationsConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = "nvidia.com/container."
     enforcement: Enforcement
     """Its minimum, already defaulted from `enforcement.minimum`."""
+    shortfall: ShortfallPolicy = ShortfallPolicy.REDUCE
     when_away: AwayPolicy = AwayPolicy.REPORT
     cri_socket: str = "/run/containerd/containerd.sock"
     """Where the runtime stops containers, for STOP."""

@@ -77,6 +77,7 @@ def _annotations(annotations: AnnotationsConfig) -> dict[str, Any]:
         "reservationNamespace": annotations.reservation_namespace,
         "prefix": annotations.prefix,
         "enforcement": annotations.enforcement.value,
+        "shortfall": annotations.shortfall.value,
         "whenAway": annotations.when_away.value,
         "criSocket": annotations.cri_socket,
     }

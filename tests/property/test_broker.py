@@ -20,7 +20,15 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.start import start_objection
 from deviceplugin.presence import Holder, Observation
-from mpsd.config.model import GIB, AnnotationsConfig, Enforcement, GpuSelection, NodeConfig, TrustPolicy
+from mpsd.config.model import (
+    GIB,
+    AnnotationsConfig,
+    Enforcement,
+    GpuSelection,
+    NodeConfig,
+    ShortfallPolicy,
+    TrustPolicy,
+)
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import DaemonState, DaemonStatus, HardLimits
 from tests.builders import (
@@ -313,7 +321,11 @@ class AnnotatedPods(Node):
         config(
             *resources,
             annotations=AnnotationsConfig(
-                gpus=GpuSelection(include=include), share=share, enforcement=minimum, trust=TrustPolicy.ANY
+                gpus=GpuSelection(include=include),
+                share=share,
+                enforcement=minimum,
+                trust=TrustPolicy.ANY,
+                shortfall=ShortfallPolicy.REDUCE if share else ShortfallPolicy.REFUSE,
             ),
             groups=groups,
         )
@@ -355,7 +367,13 @@ class AnnotatedPods(Node):
         self.pods[outcome.key] = container
         self.pods = {key: c for key, c in self.pods.items() if c != container or key == outcome.key}
         assert self.broker.allocate_container(ask, by_cdi=by_cdi) == outcome
-        assert (outcome.request_bytes, outcome.limit_bytes, outcome.mode) == (ask.request_bytes, ask.limit_bytes, mode)
+        asked = (ask.request_bytes, ask.limit_bytes)
+        got = (outcome.request_bytes, outcome.limit_bytes)
+        assert outcome.mode is mode
+        annotations = self.config.annotations
+        if annotations is None or annotations.shortfall is ShortfallPolicy.REFUSE:
+            assert got == asked
+        assert all(little <= much <= 2 * little for little, much in zip(got, asked, strict=True))
         assert set(outcome.gpus) == set(ask.gpus)
 
     @precondition(lambda self: self.pods)

@@ -25,6 +25,7 @@ from mpsd.config.model import (
     NodeConfig,
     NriConfig,
     Resource,
+    ShortfallPolicy,
     SimulatedConfig,
     SimulatedGpu,
     TrustPolicy,
@@ -103,6 +104,7 @@ def annotations(draw: st.DrawFn) -> AnnotationsConfig:
         reservation_namespace=draw(LABELS),
         prefix=draw(PREFIXES),
         enforcement=draw(st.sampled_from(Enforcement)),
+        shortfall=draw(st.sampled_from(ShortfallPolicy)),
         when_away=draw(st.sampled_from(AwayPolicy)),
         cri_socket=draw(st.sampled_from(["/run/containerd/containerd.sock", "/run/crio.sock"])),
     )

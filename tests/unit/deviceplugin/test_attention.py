@@ -7,6 +7,14 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from deviceplugin import metrics
+from deviceplugin.annotated.status import (
+    STARTED_ALONE,
+    AnnotatedStatus,
+    IgnoredStatus,
+    RefusedStatus,
+    UnenforcedStatus,
+)
 from deviceplugin.attention import attention
 from deviceplugin.broker import DAEMON_GRACE_S
 from mpsd.snapshot import DaemonState, DaemonStatus
@@ -104,3 +112,51 @@ def test_a_cause_that_hits_one_names_it(world: World) -> None:
     lines = attention(None, world.picture(), ["cannot reach `gpufrac mpsd`", ""])
     assert lines[0] == "cannot reach `gpufrac mpsd`"
     assert [line for line in lines if line.startswith("GPU 2: drained by an operator at ")] == lines[2:], lines
+
+
+def annotated_status(**changes: object) -> AnnotatedStatus:
+    fields: dict[str, object] = {
+        "runtime": "containerd 2.1.9",
+        "error": "",
+        "since_unix_s": 0.0,
+        "registrations": 1,
+        "answer_s": 1.2,
+        "late": 0,
+        "slowest_s": {},
+        "trust": "any",
+        "readiness": "True",
+        "readiness_message": "",
+        "granted": 3,
+        "refused": 4,
+        "unguarded": "",
+    }
+    return AnnotatedStatus(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_annotated_pods_are_told_by_what_is_wrong_with_them(world: World) -> None:
+    who = {"namespace": "ns", "pod": "n", "container": "c"}
+    found = annotated_status(
+        refusing=tuple(
+            RefusedStatus(**who | {"pod": f"n{n}"}, reason="no room", since_unix_s=0, count=n) for n in range(5)
+        ),
+        ignored=(IgnoredStatus(pod="ns/n", reason='annotation "x" is not read'),),
+        unenforced=(UnenforcedStatus(**who, reason=STARTED_ALONE, plan="delete it"),),
+    )
+    picture = structs.replace(world.picture(), annotated=found)
+    lines = attention(None, picture)
+    assert f"ns/n/c: {STARTED_ALONE}: delete it" in lines
+    assert "ns/n0/c, ns/n1/c, ns/n2/c and 2 more is refused: no room" in lines
+    assert 'pod ns/n: annotation "x" is not read' in lines
+    assert not [
+        line for line in attention(None, structs.replace(picture, annotated=annotated_status())) if "ns/n" in line
+    ]
+    gone = structs.replace(picture, annotated=annotated_status(runtime="", error="no such file"))
+    assert "annotated pods are not served: no container runtime: no such file" in attention(None, gone)
+
+
+def test_what_is_measured_of_annotated_pods(world: World) -> None:
+    lines = metrics.render(structs.replace(world.picture(), annotated=annotated_status())).splitlines()
+    assert {"gpufrac_nri_connected 1", "gpufrac_annotated_granted_total 3", "gpufrac_annotated_refused_total 4"} <= {
+        *lines
+    }
+    assert not any("nri" in line for line in metrics.render(world.picture()).splitlines())

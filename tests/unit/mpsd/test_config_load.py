@@ -28,6 +28,7 @@ from mpsd.config.model import (
     NodeConfig,
     NriConfig,
     Resource,
+    ShortfallPolicy,
     SimulatedConfig,
     SimulatedGpu,
     TrustPolicy,
@@ -93,6 +94,7 @@ annotations:
   reservationNamespace: reservations
   prefix: example.com/container.
   enforcement: hard
+  shortfall: refuse
   whenAway: stop
   criSocket: /run/crio/crio.sock
 nri: {{socket: /run/nri.sock, name: fractions, index: 05}}
@@ -228,6 +230,7 @@ def test_every_key(any_loader: None) -> None:
             reservation_namespace="reservations",
             prefix="example.com/container.",
             enforcement=Enforcement.HARD,
+            shortfall=ShortfallPolicy.REFUSE,
             when_away=AwayPolicy.STOP,
             cri_socket="/run/crio/crio.sock",
         ),
@@ -363,6 +366,7 @@ def test_the_effective_config_is_in_the_spelling_of_the_file() -> None:
         "reservationNamespace": "reservations",
         "prefix": "example.com/container.",
         "enforcement": "hard",
+        "shortfall": "refuse",
         "whenAway": "stop",
         "criSocket": "/run/crio/crio.sock",
     }

@@ -1,0 +1,107 @@
+"""An allocation -> what changes in the container that is being created (pure).
+
+The same environment and mounts as in its CDI file. Names that are set already are removed first, so that whoever reads
+the first of two equal entries sees ours, and no other NRI plugin's claim on a name stands against us.
+"""
+
+import re
+
+from deviceplugin import render
+from deviceplugin.nri.model import Adjustment, Mount, Runtime
+from deviceplugin.plan.model import Allocation
+from mpsd.gpu.model import MIB
+
+_CDI_SINCE = {"containerd": (2, 1), "cri-o": (1, 34)}
+"""First versions whose NRI takes CDI devices from plugins (NRI 0.7)."""
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+
+
+def takes_cdi(runtime: Runtime) -> bool:
+    """Whether a runtime injects CDI devices that a plugin names. One we don't know is not asked to."""
+    since = _CDI_SINCE.get(runtime.name.lower())
+    return since is not None and at_least(runtime, since)
+
+
+def starts_wait(runtime: Runtime) -> bool:
+    """Whether a start that we refuse does not happen. CRI-O logs the refusal and starts the container (cri-o main,
+    server/nri-api.go); one we don't know is not trusted to wait."""
+    return runtime.name.lower() == "containerd"
+
+
+def at_least(runtime: Runtime, since: tuple[int, int]) -> bool:
+    """Whether a runtime is of that version or newer; one that names none is not."""
+    version = _VERSION.match(runtime.version)
+    return version is not None and (int(version[1]), int(version[2])) >= since
+
+
+def adjustment(
+    allocation: Allocation, pipe_directory: str, shared_memory: str = "", *, writable: bool, by_cdi: bool
+) -> Adjustment:
+    """Everything a container of the allocation needs.
+
+    Args:
+        pipe_directory, shared_memory, writable: see render.spec.
+        by_cdi: devices and mounts come from CDI files; else the mounts are given here, and the nvidia runtime makes
+            devices from NVIDIA_VISIBLE_DEVICES. The environment is given here in both cases: what stands in the spec
+            already is removed, whether before or after the runtime injects CDI devices.
+    """
+    env = render.environment(allocation)
+    if by_cdi:
+        mounts: tuple[Mount, ...] = ()
+    else:
+        mounts = tuple(
+            Mount(
+                inside,
+                host,
+                options=("rbind", "ro" if render.is_read_only(inside, writable=writable) else "rw", "nosuid", "nodev"),
+            )
+            for inside, host in render.mounts(allocation, pipe_directory, shared_memory)
+        )
+    return Adjustment(
+        removed_env=tuple(name for name, _ in env),
+        env=env,
+        removed_mounts=tuple(mount.destination for mount in mounts),
+        mounts=mounts,
+        cdi_devices=render.answer(allocation, pipe_directory, shared_memory).cdi_devices if by_cdi else (),
+    )
+
+
+def lowered(allocation: Allocation, *, by_cdi: bool) -> Adjustment:
+    """What changes in a container of a share whose limit its pod's annotations lower: its environment only, as the
+    rest came by the kubelet's answer.
+
+    Args:
+        by_cdi: its CDI device is named once more, which sets what the file says by now.
+    """
+    env = render.environment(allocation)
+    names = (f"{render.KIND}={render.device_name(allocation.key)}",) if by_cdi else ()
+    return Adjustment(removed_env=tuple(name for name, _ in env), env=env, cdi_devices=names)
+
+
+def cgroup_directory(root: str, cgroups_path: str) -> str:
+    """Directory of the cgroup that an OCI spec's `cgroupsPath` names, empty where it names none.
+
+    With the systemd driver `slice:prefix:name` is the scope `prefix-name.scope`, below a directory for each dash in the
+    slice's name (systemd.slice(5); runc's systemd driver).
+    """
+    if cgroups_path.startswith("/"):
+        path = cgroups_path
+    else:
+        parts = cgroups_path.split(":")
+        if len(parts) != 3 or not parts[0].endswith(".slice"):
+            return ""
+        names = parts[0].removesuffix(".slice").split("-")
+        slices = ["-".join(names[: n + 1]) + ".slice" for n in range(len(names))]
+        scope = f"{parts[1]}-{parts[2]}.scope" if parts[1] else f"{parts[2]}.scope"
+        path = "/" + "/".join([*slices, scope])
+    if any(part in ("", ".", "..") for part in path[1:].split("/")):
+        return ""
+    return root.rstrip("/") + path
+
+
+def means(env_limit: str | None, env_mode: str | None, allocation: Allocation) -> bool:
+    """Whether a container that runs was started with the limit and mode of a plan. Compared as whole MiB, so that
+    another version's spelling is no difference."""
+    if env_limit is None or not (env_limit.isascii() and env_limit.isdigit()):
+        return False
+    return int(env_limit) // MIB == allocation.limit_bytes // MIB and env_mode == str(allocation.mode)

@@ -1,0 +1,54 @@
+"""The front end of annotated pods with its place at the container runtime: what the plugin process starts and shows."""
+
+import threading
+
+from deviceplugin.annotated.frontend import AnnotatedFrontend
+from deviceplugin.annotated.status import AnnotatedStatus, annotated_status
+from deviceplugin.kubernetes.model import NodeReadiness
+from deviceplugin.nri.session import NriSession
+from mpsd.config.model import AnnotationsConfig, NriConfig
+from mpsd.log import get_logger
+
+log = get_logger("plugin")
+
+TEND_S = 5.0
+"""How often containers that run unenforced are looked after."""
+CLOSE_S = 2.0
+"""How long a container that is just being stopped is waited for."""
+
+
+class AnnotatedPods:
+    """Runs until closed."""
+
+    def __init__(self, config: AnnotationsConfig, nri: NriConfig, frontend: AnnotatedFrontend) -> None:
+        self._config, self.frontend = config, frontend
+        self._session = NriSession(nri.socket, nri.name, nri.index, frontend)
+        self._stop = threading.Event()
+        self._tender = threading.Thread(target=self._tend, name="annotated", daemon=True)
+
+    def start(self) -> None:
+        self._session.start()
+        self._tender.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._session.close()
+        if self._tender.ident is not None:
+            self._tender.join(CLOSE_S)
+
+    @property
+    def session_error(self) -> str:
+        """Why we are at no container runtime, empty when we are."""
+        state = self._session.state
+        return "" if state.connected else state.error or "not yet"
+
+    def status(self, readiness: NodeReadiness) -> AnnotatedStatus:
+        """All that is known."""
+        return annotated_status(self._config, self._session.state, self.frontend.report, readiness)
+
+    def _tend(self) -> None:
+        while not self._stop.wait(TEND_S):
+            try:
+                self.frontend.tend()
+            except Exception:
+                log.exception("looking after unenforced containers failed and goes on")

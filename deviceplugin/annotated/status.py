@@ -1,0 +1,127 @@
+"""What is shown of annotated pods: wire values, and how they are made (pure)."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from deviceplugin.plan.model import Allocation
+from mpsd.quantity import format_bytes
+
+if TYPE_CHECKING:
+    from deviceplugin.annotated.frontend import FrontendReport
+    from deviceplugin.kubernetes.model import NodeReadiness
+    from deviceplugin.nri.session import NriState
+    from mpsd.config.model import AnnotationsConfig
+
+RENAME = "camel"
+STARTED_ALONE = "it was started while gpufrac was not there, and runs without its limit"
+
+
+class RefusedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """A container that was refused `count` times and not made since; `reason` is that of the last time."""
+
+    namespace: str
+    pod: str
+    container: str
+    reason: str
+    since_unix_s: float
+    count: int
+
+
+class IgnoredStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """An annotation of a pod that does not do what its author meant."""
+
+    pod: str
+    reason: str
+
+
+class UnenforcedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """An annotated container that runs without its limit, and what becomes of it."""
+
+    namespace: str
+    pod: str
+    container: str
+    reason: str
+    plan: str
+
+
+class AnnotatedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """Annotated pods on this node. `runtime` is the one we are registered at, empty while at none: then `error` says
+    why. `readiness`, `readiness_message`: what a scheduler is told. `answer_s` is the time we give ourselves for an
+    answer, `late` counts those that were given without a decision, `slowest_s` is the longest by kind of request.
+    `unguarded`: why the runtime makes containers without us while we are away, empty when it waits.
+    """
+
+    runtime: str
+    error: str
+    since_unix_s: float
+    registrations: int
+    answer_s: float
+    late: int
+    slowest_s: dict[str, float]
+    trust: str
+    readiness: str
+    readiness_message: str
+    granted: int
+    refused: int
+    unguarded: str
+    refusing: tuple[RefusedStatus, ...] = ()
+    ignored: tuple[IgnoredStatus, ...] = ()
+    unenforced: tuple[UnenforcedStatus, ...] = ()
+
+
+def annotated_status(
+    config: "AnnotationsConfig", state: "NriState", report: "FrontendReport", readiness: "NodeReadiness"
+) -> AnnotatedStatus:
+    """The front end as it is now, from what its parts say."""
+    return AnnotatedStatus(
+        runtime=f"{state.runtime.name} {state.runtime.version}" if state.runtime else "",
+        error=state.error,
+        since_unix_s=state.since_unix_s,
+        registrations=state.registrations,
+        answer_s=state.answer_s,
+        late=state.late,
+        slowest_s=dict(state.slowest_s),
+        trust=", ".join(config.namespaces) if config.namespaces else str(config.trust),
+        readiness=readiness.status,
+        readiness_message=readiness.message,
+        granted=report.granted,
+        refused=report.refused,
+        unguarded=report.unguarded,
+        refusing=tuple(
+            RefusedStatus(
+                namespace=one.container.namespace,
+                pod=one.container.pod,
+                container=one.container.container,
+                reason=one.text,
+                since_unix_s=one.since_unix_s,
+                count=one.count,
+            )
+            for one in report.refusing
+        ),
+        ignored=tuple(
+            IgnoredStatus(pod=pod, reason=str(finding)) for pod, found in report.findings.items() for finding in found
+        ),
+        unenforced=tuple(
+            UnenforcedStatus(
+                namespace=one.container.namespace,
+                pod=one.container.pod,
+                container=one.container.container,
+                reason=one.reason,
+                plan=one.plan,
+            )
+            for one in report.unenforced
+        ),
+    )
+
+
+def reduced(allocation: Allocation) -> str:
+    """That and why an annotated container has less than it asks for, empty when it has not (pure)."""
+    request, limit = allocation.request_bytes, allocation.limit_bytes
+    asked_request, asked_limit = allocation.asked_request_bytes, allocation.asked_limit_bytes
+    if allocation.container is None or (request >= asked_request and limit >= asked_limit):
+        return ""
+    got = f"{format_bytes(request)} of the {format_bytes(asked_request)}"
+    if request >= asked_request:
+        got = f"a limit of {format_bytes(limit)} instead of the {format_bytes(asked_limit)}"
+    return f"it gets {got} it asks for: its scheduler counts memory that the driver and `memory.reserve` keep back"

@@ -1,0 +1,80 @@
+"""Takes pods that are being deleted off their GPUs before the kubelet kills them.
+
+A process that is killed with GPU work in flight can wedge the MPS server of its neighbours (drivers before r625). The
+runtime tells of a stop only when the processes are gone, so the hint is the pod's deletionTimestamp: shortly before its
+grace ends, the MPS daemon is told to destroy the contexts of those that still have some.
+"""
+
+import heapq
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from deviceplugin.broker import Broker
+from mpsd.errors import GpufracError
+from mpsd.log import get_logger
+
+log = get_logger("plugin")
+
+MARGIN_S = 3.0
+"""How long before the end of its grace a pod's clients are terminated."""
+
+
+class Endings:
+    """One thread that waits for graces to end.
+
+    Args:
+        terminate: (allocation keys, pod UIDs): has mpsd terminate their MPS clients; raises GpufracError.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        terminate: Callable[[Sequence[str], Sequence[str]], object],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._broker, self._terminate, self._monotonic = broker, terminate, monotonic
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, str]] = []
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="endings", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def deleting(self, pod_uid: str, grace_s: float) -> None:
+        """A pod is being deleted, and will be killed after this time."""
+        if not self._keys(pod_uid):
+            return
+        with self._changed:
+            heapq.heappush(self._due, (self._monotonic() + max(0.0, grace_s - MARGIN_S), pod_uid))
+            self._changed.notify_all()
+
+    def _keys(self, pod_uid: str) -> list[str]:
+        """Its allocations that have a daemon."""
+        pods = self._broker.pods()
+        return [a.key for a in self._broker.allocations() if a.needs_daemon and pod_uid in pods.get(a.key, ())]
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopped and not (self._due and self._due[0][0] <= self._monotonic()):
+                    self._changed.wait(self._due[0][0] - self._monotonic() if self._due else None)
+                if self._stopped:
+                    return
+                pod_uid = heapq.heappop(self._due)[1]
+            self._end(pod_uid)
+
+    def _end(self, pod_uid: str) -> None:
+        if keys := self._keys(pod_uid):
+            try:
+                self._terminate(keys, [pod_uid])
+            except GpufracError as error:
+                log.warning("cannot take a pod off its GPU before it is killed", pod_uid=pod_uid, error=str(error))
