@@ -67,20 +67,6 @@ class RegisterPluginRequest(_message.Message):
     NRI_version: str
     def __init__(self, plugin_name: _Optional[str] = ..., plugin_idx: _Optional[str] = ..., NRI_version: _Optional[str] = ...) -> None: ...
 
-class UpdateContainersRequest(_message.Message):
-    __slots__ = ("update", "evict")
-    UPDATE_FIELD_NUMBER: _ClassVar[int]
-    EVICT_FIELD_NUMBER: _ClassVar[int]
-    update: _containers.RepeatedCompositeFieldContainer[ContainerUpdate]
-    evict: _containers.RepeatedCompositeFieldContainer[ContainerEviction]
-    def __init__(self, update: _Optional[_Iterable[_Union[ContainerUpdate, _Mapping]]] = ..., evict: _Optional[_Iterable[_Union[ContainerEviction, _Mapping]]] = ...) -> None: ...
-
-class UpdateContainersResponse(_message.Message):
-    __slots__ = ("failed",)
-    FAILED_FIELD_NUMBER: _ClassVar[int]
-    failed: _containers.RepeatedCompositeFieldContainer[ContainerUpdate]
-    def __init__(self, failed: _Optional[_Iterable[_Union[ContainerUpdate, _Mapping]]] = ...) -> None: ...
-
 class ConfigureRequest(_message.Message):
     __slots__ = ("config", "runtime_name", "runtime_version", "registration_timeout", "request_timeout", "NRI_version")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
@@ -130,14 +116,10 @@ class CreateContainerRequest(_message.Message):
     def __init__(self, pod: _Optional[_Union[PodSandbox, _Mapping]] = ..., container: _Optional[_Union[Container, _Mapping]] = ...) -> None: ...
 
 class CreateContainerResponse(_message.Message):
-    __slots__ = ("adjust", "update", "evict")
+    __slots__ = ("adjust",)
     ADJUST_FIELD_NUMBER: _ClassVar[int]
-    UPDATE_FIELD_NUMBER: _ClassVar[int]
-    EVICT_FIELD_NUMBER: _ClassVar[int]
     adjust: ContainerAdjustment
-    update: _containers.RepeatedCompositeFieldContainer[ContainerUpdate]
-    evict: _containers.RepeatedCompositeFieldContainer[ContainerEviction]
-    def __init__(self, adjust: _Optional[_Union[ContainerAdjustment, _Mapping]] = ..., update: _Optional[_Iterable[_Union[ContainerUpdate, _Mapping]]] = ..., evict: _Optional[_Iterable[_Union[ContainerEviction, _Mapping]]] = ...) -> None: ...
+    def __init__(self, adjust: _Optional[_Union[ContainerAdjustment, _Mapping]] = ...) -> None: ...
 
 class StateChangeEvent(_message.Message):
     __slots__ = ("event", "pod", "container")
@@ -281,14 +263,6 @@ class ContainerUpdate(_message.Message):
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     container_id: str
     def __init__(self, container_id: _Optional[str] = ...) -> None: ...
-
-class ContainerEviction(_message.Message):
-    __slots__ = ("container_id", "reason")
-    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    container_id: str
-    reason: str
-    def __init__(self, container_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class KeyValue(_message.Message):
     __slots__ = ("key", "value")

@@ -19,13 +19,13 @@ import msgspec
 
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.kubelet.watch import Identity, socket_identity
-from deviceplugin.nri import codec, mux
+from deviceplugin.nri import mux
 from deviceplugin.nri.agenda import Agenda, Entry
 from deviceplugin.nri.dialogue import NRI_VERSION, RUNTIME_SERVICE, Dialogue, perform
 from deviceplugin.nri.link import CallError, Link, LinkError, PendingCall
 from deviceplugin.nri.model import Handler, Runtime
 from deviceplugin.nri.ttrpc import Answer
-from mpsd.errors import ConfigError, GpufracError, ProtocolError
+from mpsd.errors import ConfigError, ProtocolError
 from mpsd.log import get_logger
 
 ANSWER_S: Final = 1.2
@@ -41,7 +41,6 @@ CONFIGURED_WITHIN_S: Final = 30.0
 """From our registration. A runtime takes plugins one after another, each for up to its registration timeout (5 s)."""
 SYNCHRONIZED_WITHIN_S: Final = 60.0
 """From there. A runtime waits until no container is being started."""
-EVICT_S: Final = 3.0
 CLOSE_S: Final = 2.0
 STUCK_LOG_S: Final = 60.0
 MAX_PATH_BYTES: Final = 107
@@ -138,31 +137,6 @@ class NriSession:
                 thread.join(patience_s)
             with self._changed:
                 self._changed.notify_all()
-
-    def evict(self, container_id: str, reason: str) -> str:
-        """Asks the runtime to stop a container. Empty, or why that failed.
-
-        An answer without an error proves nothing: NRI passes only the updates of this call on to a runtime and drops
-        the evictions (containerd/nri pkg/adaptation/plugin.go, all versions seen), so look whether the container ends.
-        The runtime takes the lock that it holds while it asks us: not for use in a call of the front end.
-        """
-        if threading.current_thread() is self._worker:
-            return f"cannot evict container {container_id} from within an answer: the runtime waits for that"
-        with self._changed:
-            link = self._link if self._state.connected else None
-        if link is None:
-            return f"cannot evict container {container_id}: no container runtime is connected"
-        eviction = pb.ContainerEviction(container_id=container_id, reason=reason)
-        payload = pb.UpdateContainersRequest(evict=[eviction]).SerializeToString()
-        try:
-            answer = codec.parse(
-                pb.UpdateContainersResponse, link.call(RUNTIME_SERVICE, "UpdateContainers", payload, EVICT_S)
-            )
-        except (GpufracError, TimeoutError) as error:
-            return f"cannot evict container {container_id}: {error}"
-        if any(update.container_id == container_id for update in answer.failed):
-            return f"cannot evict container {container_id}: the runtime failed to"
-        return ""
 
     # The thread that connects and reads.
 

@@ -23,7 +23,6 @@ from tests.unit.deviceplugin.nri.peers import (
     chunk,
     configure,
     created,
-    message,
     state_change,
     synchronize,
     whole_frame,
@@ -414,46 +413,6 @@ def test_a_runtime_that_never_configures_us_is_left(world: World, monkeypatch: p
     link.call("Configure", configure())
     assert link.ended()
     until(lambda: "did not tell its pods" in made.state.error)
-
-
-def test_evictions(world: World) -> None:
-    made, _, link = world.joined()
-    outcomes: list[str] = []
-
-    def evict(answer: Callable[[int], Answer]) -> pb.UpdateContainersRequest:
-        thread = threading.Thread(target=lambda: outcomes.append(made.evict("c1", "too greedy")))
-        thread.start()
-        request = link.request()
-        link.reply(request, answer(request.stream))
-        thread.join()
-        assert (request.service, request.method) == ("nri.pkg.api.v1alpha1.Runtime", "UpdateContainers")
-        return codec.parse(pb.UpdateContainersRequest, request.payload)
-
-    failed = message(pb.UpdateContainersResponse(failed=[pb.ContainerUpdate(container_id="c1")]))
-    asked = evict(Answer)
-    assert [(e.container_id, e.reason) for e in asked.evict] == [("c1", "too greedy")]
-    evict(lambda stream: Answer(stream, failed))
-    evict(lambda stream: Answer(stream, code=13, text="no such container"))
-    evict(lambda stream: Answer(stream, b"\xff"))
-    assert outcomes[:3] == [
-        "",
-        "cannot evict container c1: the runtime failed to",
-        "cannot evict container c1: no such container",
-    ]
-    assert "cannot read a UpdateContainersResponse" in outcomes[3]
-
-
-def test_evictions_that_can_not_be_asked_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "EVICT_S", 0.05)
-    made, _, link = world.joined()
-    assert made.evict("c1", "x") == "cannot evict container c1: no answer within 0.05 s"
-    inside: list[str] = []
-    world.handler.on["run_pod"] = lambda *_: inside.append(made.evict("c1", "x"))
-    link.call("RunPodSandbox", created())
-    assert "from within an answer" in inside[0]
-    link.close()
-    until(lambda: not made.state.connected)
-    assert made.evict("c1", "x") == "cannot evict container c1: no container runtime is connected"
 
 
 def test_closing_leaves_the_runtime_and_tells_the_front_end(world: World) -> None:

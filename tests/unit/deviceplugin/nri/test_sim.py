@@ -70,7 +70,6 @@ class World:
         *,
         request_timeout_s: float = 2.0,
         required: bool = False,
-        on_evict: Callable[[str, str], None] | None = None,
         state_change: bool = True,
         part_bytes: int = 3 << 20,
     ) -> NriRuntime:
@@ -79,7 +78,6 @@ class World:
             request_timeout_s=request_timeout_s,
             inventory=lambda: self.inventory,
             required=required,
-            on_evict=on_evict,
             state_change=state_change,
             part_bytes=part_bytes,
         )
@@ -265,21 +263,15 @@ def test_a_registration_that_is_wrong_is_refused(world: World, name: str, index:
     assert runtime.plugins == ()
 
 
-def test_evictions_reach_whoever_wants_them(world: World) -> None:
-    evicted: list[tuple[str, str]] = []
-
-    def evict(container_id: str, reason: str) -> None:
-        if container_id == "gone":
-            raise KeyError("no such container")
-        evicted.append((container_id, reason))
-
-    runtime = world.runtime(on_evict=evict)
-    session = world.session()
-    runtime.wait_plugin(PATIENCE_S)
-    until(lambda: session.state.synchronized)
-    assert session.evict("c1", "too greedy") == ""
-    assert evicted == [("c1", "too greedy")]
-    assert "no such container" in session.evict("gone", "x")
+def test_what_a_plugin_asks_for_is_answered_and_not_done(world: World) -> None:
+    runtime = world.runtime()
+    other = world.other()
+    assert runtime.wait_plugin(PATIENCE_S)
+    eviction = b"\x12\x04\x0a\x02c1"
+    assert other.link.call(RUNTIME_SERVICE, "UpdateContainers", eviction, PATIENCE_S) == b""
+    with pytest.raises(CallError, match="method Dance"):
+        other.link.call(RUNTIME_SERVICE, "Dance", b"", PATIENCE_S)
+    assert runtime.plugins == ("10-other",)
 
 
 def test_a_runtime_restarts_and_its_plugin_comes_back(world: World) -> None:
