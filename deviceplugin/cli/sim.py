@@ -56,9 +56,35 @@ class DriverVersion(click.ParamType[str]):
         return str(value)
 
 
+class RuntimeVersion(click.ParamType[tuple[str, str]]):
+    """Name and version of a container runtime, such as containerd:2.1.9."""
+
+    name = "runtime"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        name, colon, version = str(value).partition(":")
+        if not (name and colon and version and value.isascii() and value.isprintable()):
+            self.fail(f"cannot use {value!r}: must be NAME:VERSION such as containerd:2.1.9", param, ctx)
+        return name, version
+
+
+schedule_option = click.option(
+    "--schedule",
+    is_flag=True,
+    help="A stand-in for KAI Scheduler places pods that ask for fractions of GPUs and writes their annotations.",
+)
+
+
 def node_options(command: F) -> F:
     """What kind of node to simulate."""
     for option in (
+        click.option("--no-nri", is_flag=True, help="A container runtime without NRI: annotations have no effect."),
+        click.option(
+            "--nri-runtime",
+            type=RuntimeVersion(),
+            metavar="NAME:VERSION",
+            help="How the container runtime introduces itself. Default: containerd:2.1.9.",
+        ),
         click.option(
             "--no-dmem", is_flag=True, help="A kernel without the dmem controller (before 6.14); for --driver 615."
         ),
@@ -78,7 +104,7 @@ def node_options(command: F) -> F:
             "config_path",
             metavar="FILE",
             help="The config to try; its paths and backend are replaced. Default: gpufrac.dev/gpu-8gi, gpu-16gi and "
-            "memory-gib, all sm-sharing.",
+            "memory-gib, all sm-sharing, and annotated pods on all GPUs.",
         ),
     ):
         command = option(command)
@@ -97,6 +123,7 @@ def sim() -> None:
 
 @sim.command(epilog="Example: gpufrac sim run --config node.yaml --gpus 2 pod.yaml")
 @node_options
+@schedule_option
 @output_option
 @click.argument("manifests", nargs=-1, required=True, metavar="POD.yaml...")
 @failures
@@ -107,20 +134,24 @@ def run(
     driver: str | None,
     output: str,
     manifests: tuple[str, ...],
-    **node_faults: bool,
+    *,
+    schedule: bool,
+    **kind: Any,
 ) -> None:
     """Bring up a simulated node, admit the pods of the manifests in order as the kubelet would, and take it down.
 
     Pods, Lists, Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs and CronJobs are read; `-` is standard input.
-    Exit codes: 0 all pods admitted, 1 some refused, 2 a manifest or the config is not usable.
+    Annotations of containers are taken as given; with --schedule they are written for pods that ask for fractions.
+    Exit codes: 0 all pods admitted, 1 some refused or pending, 2 a manifest or the config is not usable.
     """
     from deviceplugin.sim import report
     from deviceplugin.sim.manifests import LoadedPod, Note, load_all
 
     found = load_all(manifests)
     _need_pods(found)
-    with _simulated_node(None, config_path, gpus, gpu_memory, driver, **node_faults) as node:
-        result = node.admit([item for item in found if isinstance(item, LoadedPod)])
+    pods = [item for item in found if isinstance(item, LoadedPod)]
+    with _simulated_node(None, config_path, gpus, gpu_memory, driver, pods if schedule else (), **kind) as node:
+        result = node.admit(pods, schedule=schedule)
         notes = [str(item) for item in found if isinstance(item, Note)]
     _print(result, notes, output)
     sys.exit(0 if report.all_well(result) else 1)
@@ -136,7 +167,7 @@ def up(
     gpus: int | None,
     gpu_memory: int | None,
     driver: str | None,
-    **node_faults: bool,
+    **kind: Any,
 ) -> None:
     """Keep a simulated node running in the foreground, until Ctrl-C or SIGTERM.
 
@@ -147,7 +178,7 @@ def up(
 
     directory = os.path.abspath(directory)
     stop = threading.Event()
-    with _simulated_node(directory, config_path, gpus, gpu_memory, driver, **node_faults) as node:
+    with _simulated_node(directory, config_path, gpus, gpu_memory, driver, **kind) as node:
         server = control.server(node)
         server.start()
         try:
@@ -162,10 +193,11 @@ def up(
 
 @sim.command(epilog="Example: gpufrac sim admit -d /tmp/node pod.yaml")
 @directory_option
+@schedule_option
 @output_option
 @click.argument("manifests", nargs=-1, required=True, metavar="POD.yaml...")
 @failures
-def admit(directory: str, output: str, manifests: tuple[str, ...]) -> None:
+def admit(directory: str, output: str, manifests: tuple[str, ...], *, schedule: bool) -> None:
     """Admit the pods of manifests on a node that is up. Exit codes as for `sim run`."""
     from deviceplugin.sim import report
     from deviceplugin.sim.control import ControlClient
@@ -173,7 +205,7 @@ def admit(directory: str, output: str, manifests: tuple[str, ...]) -> None:
 
     texts = [("<stdin>" if path == "-" else path, read_manifest(path)) for path in manifests]
     _need_pods(parse_all(texts))  # the node would say the same, but bytes that are no text don't reach it
-    admitted = ControlClient(os.path.abspath(directory)).admit(texts)
+    admitted = ControlClient(os.path.abspath(directory)).admit(texts, schedule=schedule)
     _print(admitted.report, list(admitted.notes), output)
     sys.exit(0 if report.all_well(admitted.report) else 1)
 
@@ -310,11 +342,20 @@ def _simulated_node(
     gpus: int | None,
     gpu_memory_bytes: int | None,
     driver: str | None,
+    scheduled: "Sequence[LoadedPod]" = (),
+    *,
     no_dmem: bool,
     no_memory_hook: bool,
+    no_nri: bool,
+    nri_runtime: tuple[str, str] | None,
 ) -> "Iterator[SimulatedNode]":
-    """A node that is up, and goes down whatever happens. Without a directory it gets a temporary one."""
-    from deviceplugin.sim.node import SimulatedNode
+    """A node that is up, and goes down whatever happens. Without a directory it gets a temporary one.
+
+    Args:
+        scheduled: pods for the stand-in for KAI: what its admission denies is said before anything is started.
+    """
+    from deviceplugin.sim import scheduler
+    from deviceplugin.sim.node import RUNTIME, SimulatedNode
     from mpsd.config.load import load_config
 
     config = load_config(config_path) if config_path is not None else None
@@ -329,7 +370,10 @@ def _simulated_node(
             driver=driver,
             memory_hook=not no_memory_hook,
             dmem=not no_dmem,
+            nri=not no_nri,
+            runtime=nri_runtime or RUNTIME,
         )
+        scheduler.check(scheduled, node.prefix)
         with on_signals(interrupt):
             try:
                 node.start()

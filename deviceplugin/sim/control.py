@@ -27,7 +27,10 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Admit(msgspec.Struct, frozen=True):
+    """`schedule`: see SimulatedNode.admit."""
+
     manifests: tuple[Manifest, ...]
+    schedule: bool = False
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -72,7 +75,7 @@ def server(node: SimulatedNode) -> LocalServer:
             found = parse_all([(manifest.source, manifest.text.encode()) for manifest in asked.manifests])
         except ConfigError as error:
             raise ConfigError(str(error)) from error  # of subclasses the caller's side knows nothing
-        report = node.admit([item for item in found if isinstance(item, LoadedPod)])
+        report = node.admit([item for item in found if isinstance(item, LoadedPod)], schedule=asked.schedule)
         return Admitted(report, tuple(str(item) for item in found if isinstance(item, Note)))
 
     def delete(params: dict[str, Any]) -> None:
@@ -100,10 +103,10 @@ class ControlClient:
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
-    def admit(self, manifests: Sequence[tuple[str, bytes]]) -> Admitted:
+    def admit(self, manifests: Sequence[tuple[str, bytes]], *, schedule: bool = False) -> Admitted:
         """Admits the pods of manifests: (what error texts call it, content)."""
         texts = tuple(Manifest(source, text.decode("utf-8", "replace")) for source, text in manifests)
-        return self._call("admit", Admit(texts), Admitted)
+        return self._call("admit", Admit(texts, schedule), Admitted)
 
     def delete(self, pods: Sequence[tuple[str, str]], *, force: bool = False) -> None:
         """Deletes pods: (namespace, name)."""

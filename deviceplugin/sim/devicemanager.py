@@ -110,6 +110,7 @@ class DeviceManager:
         self._deleted: set[str] = set()
         self._allocated: dict[str, set[str]] = {}
         self._recount()
+        self._given: set[Slot] = set()
         self._pending: str | None = None
         self._reuse: dict[str, set[str]] = {}
 
@@ -160,14 +161,22 @@ class DeviceManager:
     def serves(self, resource: str) -> bool:
         """Whether the name is a device plugin's, now or by an allocation of the past."""
         with self._lock:
-            return resource in self._resources or bool(self._allocated.get(resource))
+            given = {identifier for slot in self._given if slot.resource == resource for identifier in self._ids(slot)}
+            return resource in self._resources or bool(self._allocated.get(resource, set()) - given)
 
     def allocate(
-        self, pod_uid: str, container: ContainerSpec, *, restarting: bool = False, running: bool = False
+        self,
+        pod_uid: str,
+        container: ContainerSpec,
+        given: Mapping[str, Held] | None = None,
+        *,
+        restarting: bool = False,
+        running: bool = False,
     ) -> None:
         """Gives one container its devices, after those of the containers before it.
 
         Args:
+            given: what it gets of resources whose plugin is not there: of another plugin than those under test.
             restarting: the kubelet has just started and does not know all pods yet.
             running: the container's process lives. Then a restarting kubelet leaves it alone.
 
@@ -178,10 +187,14 @@ class DeviceManager:
         resources = list(container.resources.items())
         self._rng.shuffle(resources)
         for resource, count in resources:
+            slot = Slot(pod_uid, container.name, resource)
+            if given and resource in given:
+                self._give(slot, given[resource])
+                changed = True
+                continue
             if not self.serves(resource):
                 continue
             self.reclaim()
-            slot = Slot(pod_uid, container.name, resource)
             with self._lock:
                 reusable = set(self._reuse.get(resource, ()))
             wanted = self._pick(slot, count, reusable, skip=restarting and running)
@@ -192,6 +205,15 @@ class DeviceManager:
             with self._lock:
                 self._write()
         self._offer_for_reuse(pod_uid, container)
+
+    def _give(self, slot: Slot, held: Held) -> None:
+        with self._lock:
+            self._held[slot] = held
+            self._given.add(slot)
+            self._recount()
+
+    def _ids(self, slot: Slot) -> frozenset[str]:
+        return self._held[slot].ids if slot in self._held else frozenset()
 
     def _offer_for_reuse(self, pod_uid: str, container: ContainerSpec) -> None:
         """A plain init container passes its devices on; others keep theirs."""
@@ -298,6 +320,7 @@ class DeviceManager:
             if gone:
                 for slot in gone:
                     del self._held[slot]
+                    self._given.discard(slot)
                 self._recount()
 
     # --- looking in ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 What it keeps across `restart()`: the pods (a real one gets them from the API server and the runtime) and the checkpoint
 file. Everything else is new, and every plugin has to register again. What it does not have: a topology manager, images,
-probes, restarts of containers that end.
+probes, restarts of containers that end by themselves.
 """
 
 import contextlib
@@ -26,10 +26,12 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.api import podresources_v1_pb2 as podresources_pb
 from deviceplugin.api import podresources_v1_pb2_grpc as podresources_rpc
 from deviceplugin.sim import checkpoint
+from deviceplugin.sim.cri import CriServer
 from deviceplugin.sim.devicemanager import AllocationError, DeviceManager, Held, NodeResource, PluginError, Slot
 from deviceplugin.sim.plugins import PodResources, Registry
-from deviceplugin.sim.pods import PodSpec, Role, environment
-from deviceplugin.sim.runtime import Container, CreateContainerError, Runtime, State
+from deviceplugin.sim.pods import PodSpec, Role
+from deviceplugin.sim.runtime import Container, CreateContainerError, Runtime, StartContainerError, State
+from deviceplugin.sim.sandboxes import Nri, NriFactory
 from mpsd.errors import GpufracError
 
 ADMISSION_ERROR = "UnexpectedAdmissionError"
@@ -38,6 +40,7 @@ READMIT_S = 0.95
 BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.05, 1.0
 """Pauses between tries to create a container. A real kubelet's last one is longer (6 s were seen)."""
 WORKERS = 16
+START_ERROR = "StartError"
 
 
 class PodError(GpufracError):
@@ -45,6 +48,9 @@ class PodError(GpufracError):
 
 
 class Phase(StrEnum):
+    """Of a pod on this node; PENDING: no scheduler gave it to the node."""
+
+    PENDING = "Pending"
     ADMITTED = "Admitted"
     FAILED = "Failed"
     DELETED = "Deleted"
@@ -52,11 +58,13 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class AdmittedPod:
-    """A pod of this node. `notes`: what a user would be misled about otherwise."""
+    """A pod of this node. `notes`: what a user would be misled about otherwise; `given`: devices of other plugins than
+    those that are here, by container and resource."""
 
     spec: PodSpec
     uid: str
     containers: tuple[Container, ...]
+    given: Mapping[str, Mapping[str, Held]] = field(default_factory=dict)
     phase: Phase = Phase.ADMITTED
     reason: str = ""
     message: str = ""
@@ -77,8 +85,28 @@ class AdmittedPod:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing of it waits any more."""
-        return self.phase is not Phase.ADMITTED or all(c.state is not State.WAITING for c in self.containers)
+        """Whether nothing of it waits any more, but for what never comes."""
+        return (
+            self.phase is not Phase.ADMITTED or self.stuck or all(c.state is not State.WAITING for c in self.containers)
+        )
+
+    @property
+    def refused_since_s(self) -> float | None:
+        """Since when nothing happens to it but the same refusals of an NRI plugin, None where something else may."""
+        since_s: float | None = None
+        for container in self.containers:
+            if container.state is State.WAITING:
+                if container.refused_since_s is None:
+                    return None
+                since_s = max(since_s or 0.0, container.refused_since_s)
+                if container.spec.role is not Role.APP:
+                    break  # what comes after has to wait for it
+        return since_s
+
+    @property
+    def stuck(self) -> bool:
+        """Whether an init container failed for good: what comes after it is never made."""
+        return any(c.spec.role is not Role.APP and c.reason == START_ERROR for c in self.containers)
 
 
 class StubKubelet:
@@ -87,7 +115,8 @@ class StubKubelet:
     Args:
         root: the kubelet's directory; `device-plugins/`, `pod-resources/` and `pods/` are made below it.
         cdi_directories: of the container runtime, lowest priority first.
-        gpus, nvidia_runtime, simulation_directory: see Runtime.
+        gpus, nvidia_runtime, simulation_directory, nri, nri_cdi: see Runtime.
+        cri_socket: where the container runtime is asked to stop a container; empty: nowhere.
         call_timeout_s: bounds a plugin's calls; None as in a real kubelet.
         rng: decides what a real kubelet leaves to chance.
     """
@@ -100,6 +129,9 @@ class StubKubelet:
         gpus: Sequence[str] = (),
         nvidia_runtime: bool = True,
         simulation_directory: str = "",
+        nri: NriFactory | None = None,
+        nri_cdi: bool = True,
+        cri_socket: str = "",
         call_timeout_s: float | None = None,
         rng: random.Random | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -109,8 +141,15 @@ class StubKubelet:
         self.socket = os.path.join(self.device_plugins, "kubelet.sock")
         self.pod_resources_socket = os.path.join(self.root, "pod-resources", "kubelet.sock")
         self._runtime = Runtime(
-            cdi_directories, gpus, nvidia_runtime=nvidia_runtime, simulation_directory=simulation_directory
+            cdi_directories,
+            gpus,
+            nvidia_runtime=nvidia_runtime,
+            simulation_directory=simulation_directory,
+            nri=nri,
+            nri_cdi=nri_cdi,
         )
+        self._cri = CriServer(cri_socket, self._stop_container) if cri_socket else None
+        self._runtime_serves = False
         self._call_timeout_s = call_timeout_s
         self._rng = rng or random.Random()  # noqa: S311
         self._monotonic = monotonic
@@ -136,9 +175,11 @@ class StubKubelet:
             os.unlink(self.pod_resources_socket)
         process = _Process(self, held, registered)
         try:
+            self._serve_runtime()
             process.start()
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             process.close()
+            self._close_runtime()
             raise GpufracError(f"cannot start the stub kubelet in {self.root}: {error}") from error
         self._process = process
 
@@ -170,6 +211,26 @@ class StubKubelet:
         for pod in (*self._pods.values(), *self._leftover.values()):
             self._end_processes(pod)
         self._pods, self._leftover = {}, {}
+        self._close_runtime()
+
+    def _serve_runtime(self) -> None:
+        """The container runtime's sockets. They outlive kubelet processes. Raises OSError, RuntimeError."""
+        if self._runtime_serves:
+            return
+        self._runtime_serves = True
+        if self.nri is not None:
+            self.nri.start()
+        if self._cri is not None:
+            self._cri.start()
+
+    def _close_runtime(self) -> None:
+        if not self._runtime_serves:
+            return
+        self._runtime_serves = False
+        if self._cri is not None:
+            self._cri.close()
+        if self.nri is not None:
+            self.nri.close()
 
     def __enter__(self) -> "StubKubelet":
         self.start()
@@ -180,8 +241,11 @@ class StubKubelet:
 
     # --- pods ----------------------------------------------------------------------------------------------------
 
-    def admit(self, spec: PodSpec) -> AdmittedPod:
+    def admit(self, spec: PodSpec, given: Mapping[str, Mapping[str, Held]] | None = None) -> AdmittedPod:
         """Admits a pod that is bound to this node: devices for each container in turn. Its containers start later.
+
+        Args:
+            given: what containers get of device plugins that are not here, by container and resource.
 
         Raises PodError when a pod of that name is there. A refusal is no error: the pod has phase Failed.
         """
@@ -189,7 +253,8 @@ class StubKubelet:
             if any(pod.spec.full_name == spec.full_name for pod in self._pods.values()):
                 raise PodError(f'cannot admit pod {spec.full_name}: pods "{spec.name}" already exists')
             process = self._running
-            pod = AdmittedPod(spec, str(uuid.uuid4()), tuple(Container(container) for container in spec.containers))
+            containers = tuple(Container(container) for container in spec.containers)
+            pod = AdmittedPod(spec, str(uuid.uuid4()), containers, given or {})
             self._pods[pod.uid] = pod
             if self._allocate(process.devices, pod):
                 os.makedirs(os.path.join(self._pods_directory, pod.uid), mode=0o750, exist_ok=True)
@@ -223,9 +288,7 @@ class StubKubelet:
         with pod.lock:
             if container.process is not None:
                 self._runtime.end([container.process], pod.uid, container.spec.name)
-            container.state, container.reason, container.message = State.WAITING, "ContainerCreating", ""
-            container.restarts += 1
-            container.retry_at_s = container.backoff_s = 0.0
+            self._again(container)
         self._running.enqueue(pod)
 
     def exec_environment(self, pod: AdmittedPod, container: Container, pid: int | None = None) -> dict[str, str]:
@@ -256,11 +319,26 @@ class StubKubelet:
                 return pod
         raise PodError(f"cannot find pod {namespace}/{name}: it is not on this node")
 
-    def wait_settled(self, pods: Iterable[AdmittedPod], timeout_s: float) -> bool:
-        """Waits until no container of these pods waits. False after the time."""
+    def wait_settled(self, pods: Iterable[AdmittedPod], timeout_s: float, refused_s: float | None = None) -> bool:
+        """Waits until no container of these pods waits. False after the time.
+
+        Args:
+            refused_s: give up on a pod when an NRI plugin has refused it for so long, always in the same words.
+        """
         waiting = list(pods)
-        with self._changed:
-            return self._changed.wait_for(lambda: all(pod.settled for pod in waiting), timeout_s)
+
+        def given_up(pod: AdmittedPod) -> bool:
+            since_s = pod.refused_since_s
+            return refused_s is not None and since_s is not None and self._monotonic() - since_s >= refused_s
+
+        with self._changed:  # each try to create a container wakes it
+            self._changed.wait_for(lambda: all(pod.settled or given_up(pod) for pod in waiting), timeout_s)
+            return all(pod.settled for pod in waiting)
+
+    @property
+    def nri(self) -> Nri | None:
+        """The container runtime's side of NRI."""
+        return self._runtime.sandboxes.nri
 
     # --- node status ---------------------------------------------------------------------------------------------
 
@@ -308,7 +386,8 @@ class StubKubelet:
         devices.begin_admission(pod.uid)
         try:
             for container in pod.containers:
-                devices.allocate(pod.uid, container.spec, restarting=restarting, running=container.pid is not None)
+                given, running = pod.given.get(container.spec.name), container.pid is not None
+                devices.allocate(pod.uid, container.spec, given, restarting=restarting, running=running)
                 held = devices.held(pod.uid, container.spec.name)
                 container.devices = {resource: tuple(sorted(slot.ids)) for resource, slot in held.items()}
         except AllocationError as error:
@@ -331,6 +410,7 @@ class StubKubelet:
             self._runtime.end([c.process for c in pod.containers if c.process is not None], pod.uid)
             for container in pod.containers:
                 container.state = State.TERMINATED
+            self._runtime.remove(pod.uid)
         shutil.rmtree(os.path.join(self._pods_directory, pod.uid), ignore_errors=True)
 
     def _list(self, devices: DeviceManager) -> podresources_pb.ListPodResourcesResponse:
@@ -363,7 +443,35 @@ class StubKubelet:
                         waits.append(wait_s)
                         if container.spec.role is not Role.APP:
                             break  # what comes after has to wait for it
+                if pod.stuck:
+                    break
             return min(waits, default=None)
+
+    def _stop_container(self, identifier: str) -> None:
+        """What CRI's StopContainer does, whoever asks. What comes then is a matter of restartPolicy."""
+        for pod in self._active():
+            if all(container.id != identifier for container in pod.containers):
+                continue  # not to wait for other pods
+            with pod.lock:
+                for container in pod.containers:
+                    if container.id == identifier and container.state is State.RUNNING:
+                        assert container.process is not None
+                        self._runtime.end([container.process], pod.uid, container.spec.name)
+                        if pod.spec.restart_policy == "Never":
+                            container.state, container.reason = State.TERMINATED, "Error"
+                        else:
+                            self._again(container)
+            process = self._process
+            if process is not None:
+                process.enqueue(pod)
+        self._notify()
+
+    def _again(self, container: Container) -> None:
+        """A container whose process has ended is to be made anew."""
+        container.state, container.reason, container.message = State.WAITING, "ContainerCreating", ""
+        container.restarts += 1
+        container.retry_at_s = container.backoff_s = 0.0
+        container.refused_since_s = None
 
     def _try_create(self, devices: DeviceManager, pod: AdmittedPod, container: Container) -> float | None:
         now_s = self._monotonic()
@@ -373,25 +481,46 @@ class StubKubelet:
         # Made before each creation, for the termination message.
         os.makedirs(os.path.join(self._pods_directory, pod.uid, "containers", container.spec.name), exist_ok=True)
         try:
+            self._runtime.run_sandbox(pod.spec, pod.uid)
             self._pre_start(devices, held)
             answers = [pb.ContainerAllocateResponse.FromString(slot.answer) for slot in held.values()]
             self._rng.shuffle(answers)
-            edits = self._runtime.resolve(answers, environment(pod.spec, container.spec, pod.uid))
+            created = self._runtime.create(pod.spec, pod.uid, container.spec, answers)
+            container.id = created.id
             to_completion = container.spec.role is Role.INIT
-            process, env = self._runtime.start(pod.uid, container.spec.name, edits, to_completion=to_completion)
+            process, env = self._runtime.start(created, to_completion=to_completion)
         except CreateContainerError as error:
-            container.reason, container.message = "CreateContainerError", str(error)
-            container.backoff_s = min(BACKOFF_LAST_S, container.backoff_s * 1.5 or BACKOFF_FIRST_S)
-            container.retry_at_s = now_s + container.backoff_s
-            return container.backoff_s
-        container.process, container.process_env, container.edits = process, env, edits
+            return self._failed(pod, container, error, now_s)
+        container.process, container.process_env, container.edits = process, env, created.edits
         container.reason = container.message = ""
+        container.refused_since_s = None
         container.state = State.RUNNING
         if to_completion:
             process.wait()
             self._runtime.end((), pod.uid, container.spec.name)
             container.state, container.reason = State.TERMINATED, "Completed"
         return None
+
+    def _failed(
+        self, pod: AdmittedPod, container: Container, error: CreateContainerError, now_s: float
+    ) -> float | None:
+        """A container could not be created or started. Seconds until it is tried again, None for never."""
+        same = (container.reason, container.message)
+        container.message = str(error)
+        if isinstance(error, StartContainerError):
+            container.reason = "RunContainerError"
+            if pod.spec.restart_policy == "Never":
+                container.state, container.reason = State.TERMINATED, START_ERROR
+                return None
+        else:
+            container.reason = "CreateContainerError"
+        if not error.refused:
+            container.refused_since_s = None
+        elif container.refused_since_s is None or same != (container.reason, container.message):
+            container.refused_since_s = now_s
+        container.backoff_s = min(BACKOFF_LAST_S, container.backoff_s * 1.5 or BACKOFF_FIRST_S)
+        container.retry_at_s = now_s + container.backoff_s
+        return container.backoff_s
 
     def _pre_start(self, devices: DeviceManager, held: Mapping[str, Held]) -> None:
         for resource, slot in held.items():

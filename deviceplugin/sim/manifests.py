@@ -48,8 +48,15 @@ _SUBDOMAIN_RULE = (
     "end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
     "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
 )
+_NAME_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_NAME_PART_RULE = (
+    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric "
+    "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
+    "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+)
+_MAX_ANNOTATIONS_BYTES = 256 * 1024
 _STANDARD_RESOURCES = frozenset(("cpu", "memory", "ephemeral-storage"))
-_FRACTION_ANNOTATIONS = ("gpu-fraction", "gpu-memory", "gpu-fraction-num-devices")
+_RESTART_POLICIES = ("Always", "OnFailure", "Never")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -498,14 +505,17 @@ def _loaded(owner: _Owner, name: str, holder: "_Field", prefix: str) -> LoadedPo
     annotations, labels = metadata.get("annotations").texts(), metadata.get("labels").texts()
     problems: list[str] = []
     notes: list[str] = []
+    problems += _annotation_problems(annotations, metadata.get("annotations").path)
     containers = _containers(spec, problems, notes)
+    restart_policy = spec.get("restartPolicy")
+    if restart_policy.text() not in ("", *_RESTART_POLICIES):
+        supported = ", ".join(f'"{policy}"' for policy in _RESTART_POLICIES)
+        problems.append(
+            f"{restart_policy.path}: Unsupported value: {quoted(restart_policy.text())}: supported values: {supported}"
+        )
     if problems:
         raise owner.invalid(problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]")
     notes += _placement_notes(spec)
-    if not any(container.resources for container in containers):
-        asked = [key for key in _FRACTION_ANNOTATIONS if key in annotations]
-        notes.append("asks for no extended resource: no device plugin has a part in it")
-        notes += [f"annotation {key} is for a scheduler that sets fractions: it is not played here" for key in asked]
     pod = PodSpec(
         name=name,
         namespace=owner.namespace,
@@ -513,8 +523,33 @@ def _loaded(owner: _Owner, name: str, holder: "_Field", prefix: str) -> LoadedPo
         labels=labels,
         annotations=annotations,
         service_account=spec.get("serviceAccountName").text() or "default",
+        restart_policy=restart_policy.text() or "Always",
+        scheduler=spec.get("schedulerName").text(),
     )
     return LoadedPod(pod, owner.source, tuple(notes))
+
+
+def _annotation_problems(annotations: Mapping[str, str], path: str) -> list[str]:
+    """The API server's rules for keys (as for labels) and for the size of all. A long container name makes a key of
+    that container too long."""
+    problems = []
+    for key in annotations:
+        prefix, slash, name = key.rpartition("/")
+        if slash and (not _SUBDOMAIN.fullmatch(prefix.lower()) or len(prefix) > 253):
+            rule = _SUBDOMAIN_RULE if len(prefix) <= 253 else "must be no more than 253 characters"
+            problems.append(f"{path}: Invalid value: {quoted(key)}: prefix part {rule}")
+        if len(name) > 63:
+            problems.append(f"{path}: Invalid value: {quoted(key)}: name part must be no more than 63 characters")
+        elif not _NAME_PART.fullmatch(name):
+            problems.append(f"{path}: Invalid value: {quoted(key)}: {_NAME_PART_RULE}")
+    size_bytes = sum(len(_utf8(key)) + len(_utf8(value)) for key, value in annotations.items())
+    if size_bytes > _MAX_ANNOTATIONS_BYTES:
+        problems.append(f"{path}: Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes")
+    return problems
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # JSON may hold half of a pair
 
 
 def _placement_notes(spec: "_Field") -> list[str]:

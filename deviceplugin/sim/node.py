@@ -1,12 +1,14 @@
 """A whole simulated node in one directory: stub kubelet in this process, mpsd and the device plugin as children.
 
-Below the directory: `config.yaml` (the effective config), `run/`, `log/`, `state/`, `kubelet/`, `cdi/`, and `sim.lock`,
-which marks it as ours and keeps a second node out.
+Below the directory: `config.yaml` (the effective config), `run/` (with `nri.sock` and `cri.sock` of the stub kubelet's
+container runtime), `log/`, `state/`, `kubelet/`, `cdi/`, and `sim.lock`, which marks it as ours and keeps a
+second node out.
 """
 
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,24 +23,31 @@ from typing import Any, Self
 import msgspec
 
 import deviceplugin
-from deviceplugin.sim import report
+from deviceplugin.sim import annotations, report, scheduler
 from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
+from deviceplugin.sim.nri import NriRuntime
 from deviceplugin.sim.pods import NODE_NAME
 from deviceplugin.sim.processes import processes_where
-from deviceplugin.sim.runtime import write_nvidia_spec
+from deviceplugin.sim.runtime import DEVICE_PLUGIN_KIND, NVIDIA_KIND, write_nvidia_spec
+from deviceplugin.sim.sandboxes import Inventory, Nri
+from deviceplugin.sim.scheduler import Scheduler
 from mpsd.config.load import ConfigErrors, parse_config
 from mpsd.config.model import (
     GIB,
+    AnnotationsConfig,
     CdiConfig,
     Enforcement,
     FixedMemory,
     GpuDevices,
+    GpuSelection,
+    KubernetesConfig,
     MpsConfig,
     NodeConfig,
     Resource,
     SimulatedConfig,
     SimulatedGpu,
+    TrustPolicy,
     UnitMemory,
 )
 from mpsd.config.show import effective
@@ -53,6 +62,8 @@ from mpsd.snapshot import DaemonState, Snapshot
 START_TIMEOUT_S = 40.0
 SETTLE_TIMEOUT_S = 15.0
 """How long to wait for the containers of pods that were just admitted."""
+REFUSED_S = 4.0
+"""How long for one that the plugin refuses again and again, in the same words: longer than it waits for anything."""
 CALL_TIMEOUT_S = 20.0
 """Bounds a plugin's Allocate. A real kubelet would wait for ever."""
 STOP_TIMEOUT_S = 20.0
@@ -64,7 +75,19 @@ DEFAULT_GPU_MEMORY_BYTES = 80 * GIB
 _OURS = ("run", "log", "state", "kubelet", "cdi")
 _LOCK, _CONFIG = "sim.lock", "config.yaml"
 _MARK = b"gpufrac simulated node\n"
-_PATHS = ("mps.runRoot", "mps.logRoot", "cdi.directory", "kubelet.root", "stateRoot")
+_PATHS = (
+    "mps.runRoot",
+    "mps.logRoot",
+    "cdi.directory",
+    "kubelet.root",
+    "stateRoot",
+    "nri.socket",
+    "annotations.criSocket",
+)
+RUNTIME = ("containerd", "2.1.9")
+"""Name and version of the container runtime, as NRI plugins are told."""
+_NRI_CDI_SINCE = {"containerd": (2, 1), "cri-o": (1, 34)}
+"""From which version on a runtime takes CDI devices from NRI plugins."""
 _ON_THE_WAY = (DaemonState.ABSENT, DaemonState.STARTING, DaemonState.CONFIGURING)
 
 
@@ -85,7 +108,10 @@ def default_config() -> NodeConfig:
             offer("gpu-8gi", FixedMemory(request_bytes=8 * GIB, limit_bytes=8 * GIB)),
             offer("gpu-16gi", FixedMemory(request_bytes=16 * GIB, limit_bytes=16 * GIB)),
             offer("memory-gib", UnitMemory(unit_bytes=GIB)),
-        )
+        ),
+        annotations=AnnotationsConfig(
+            gpus=GpuSelection(), share=True, trust=TrustPolicy.ANY, enforcement=Enforcement.COOPERATIVE
+        ),
     )
 
 
@@ -123,11 +149,17 @@ def node_config(
         driver_root=standard.driver_root,
     )
     cdi: CdiConfig = msgspec.structs.replace(config.cdi, directory=f"{directory}/cdi")
+    annotated = config.annotations
+    if annotated is not None:
+        annotated = msgspec.structs.replace(annotated, cri_socket=f"{directory}/run/cri.sock")
     return msgspec.structs.replace(
         config,
         mps=mps,
         cdi=cdi,
         kubelet_root=f"{directory}/kubelet",
+        annotations=annotated,
+        nri=msgspec.structs.replace(config.nri, socket=f"{directory}/run/nri.sock"),
+        kubernetes=KubernetesConfig(),
         state_root=f"{directory}/state",
         backend="simulated",
         simulated=simulated,
@@ -135,10 +167,19 @@ def node_config(
     )
 
 
+def takes_cdi(runtime: tuple[str, str]) -> bool:
+    """Whether a container runtime takes CDI devices from NRI plugins; one we don't know does."""
+    name, version = runtime
+    numbers = re.match(r"v?([0-9]+)\.([0-9]+)", version)
+    since = _NRI_CDI_SINCE.get(name.lower())
+    return since is None or numbers is None or (int(numbers[1]), int(numbers[2])) >= since
+
+
 def _highest_index(config: NodeConfig) -> int:
-    named = [*(config.gpus.include or ()), *config.gpus.exclude]
-    for resource in config.resources:
-        named += [*(resource.gpus.include or ()), *resource.gpus.exclude]
+    selections = [config.gpus, *(resource.gpus for resource in config.resources)]
+    if config.annotations is not None:
+        selections.append(config.annotations.gpus)
+    named = [ref for selection in selections for ref in (*(selection.include or ()), *selection.exclude)]
     for _, members in config.groups:
         named += members
     return max((ref for ref in named if isinstance(ref, int)), default=-1)
@@ -162,6 +203,9 @@ class SimulatedNode:
         gpus, gpu_memory_bytes, driver: see node_config.
         memory_hook: NVIDIA's CDI specs carry the hook that sets memory limits, given a driver that has them.
         dmem: the kernel has the dmem controller.
+        nri: the container runtime takes NRI plugins.
+        runtime: its name and version, as it tells them. With one that takes no CDI devices from NRI plugins there is
+            the nvidia runtime, which makes devices from NVIDIA_VISIBLE_DEVICES.
 
     Raises:
         ConfigError: the directory can't be used.
@@ -177,9 +221,11 @@ class SimulatedNode:
         driver: str | None = None,
         memory_hook: bool = True,
         dmem: bool = True,
+        nri: bool = True,
+        runtime: tuple[str, str] = RUNTIME,
     ) -> None:
         self.directory = directory
-        self._memory_hook, self._dmem = memory_hook, dmem
+        self._memory_hook, self._dmem, self._nri, self._runtime = memory_hook, dmem, nri, runtime
         self.config = node_config(
             config or default_config(), directory, gpus=gpus, gpu_memory_bytes=gpu_memory_bytes, driver=driver
         )
@@ -201,8 +247,8 @@ class SimulatedNode:
         self.mpsd_log = os.path.join(directory, "log", "mpsd.log")
         self._lock_fd = -1
         self._kubelet: StubKubelet | None = None
+        self._scheduler: Scheduler | None = None
         self._children: dict[str, _Child] = {}
-        self._loaded: dict[str, LoadedPod] = {}
         self._uuids: tuple[str, ...] = ()
         self._pause = threading.Event()
 
@@ -214,6 +260,13 @@ class SimulatedNode:
         if self._kubelet is None:
             raise NodeError(f"cannot use the simulated node in {self.directory}: it is not up")
         return self._kubelet
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The stand-in for KAI of a node that is up."""
+        if self._scheduler is None:
+            raise NodeError(f"cannot use the simulated node in {self.directory}: it is not up")
+        return self._scheduler
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Brings the node up: all resources registered, all daemons ready.
@@ -228,21 +281,46 @@ class SimulatedNode:
         driver = SimulatedDriver.create(self.simulation_directory, self.config.simulated)
         self._uuids = tuple(gpu.uuid for gpu in driver.gpus())
         write_nvidia_spec(self.config.cdi.directory, self._uuids)
-        if self._memory_hook and major(driver.version()) >= FIRST_DRIVER:
+        hooked = self._memory_hook and major(driver.version()) >= FIRST_DRIVER
+        if hooked:
             write_nvidia_spec(self.config.cdi.directory, self._uuids, memory_hook=True)
         kubelet = StubKubelet(
             self.config.kubelet_root,
             (self.config.cdi.directory,),
             gpus=self._uuids,
-            nvidia_runtime=self.config.cdi.gpu_devices is GpuDevices.ENVVAR,
+            nvidia_runtime=self.config.cdi.gpu_devices is GpuDevices.ENVVAR or not takes_cdi(self._runtime),
             simulation_directory=self.simulation_directory,
+            nri=self._serve_nri if self._nri else None,
+            nri_cdi=takes_cdi(self._runtime),
+            cri_socket=self.config.annotations.cri_socket if self.config.annotations is not None else "",
             call_timeout_s=CALL_TIMEOUT_S,
         )
         kubelet.start()
         self._kubelet = kubelet
+        kind = DEVICE_PLUGIN_KIND if hooked else NVIDIA_KIND
+        self._scheduler = Scheduler(
+            kubelet,
+            gpus=[g.uuid for g in driver.gpus() if self._for_annotated(g.uuid, g.index)],
+            gpu_mib=driver.gpus()[0].memory_bytes // MIB,
+            prefix=self.prefix,
+            gpu_kind="" if self.config.cdi.gpu_devices is GpuDevices.ENVVAR else kind,
+        )
         self.start_process("mpsd")
         self.start_process("plugin")
         self.wait_ready(timeout_s)
+
+    def _serve_nri(self, inventory: Callable[[], Inventory]) -> Nri:
+        name, version = self._runtime
+        return NriRuntime(self.config.nri.socket, name=name, version=version, inventory=inventory)
+
+    def _for_annotated(self, uuid: str, index: int) -> bool:
+        config = self.config.annotations
+        return self.config.gpus.admits(uuid, index) and (config is None or config.gpus.admits(uuid, index))
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of annotated containers begin with."""
+        return self.config.annotations.prefix if self.config.annotations is not None else annotations.PREFIX
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Waits until everything that the config offers can be had. Raises NodeError."""
@@ -324,28 +402,40 @@ class SimulatedNode:
 
     # --- pods ----------------------------------------------------------------------------------------------------
 
-    def admit(self, pods: Sequence[LoadedPod], settle_timeout_s: float = SETTLE_TIMEOUT_S) -> dict[str, Any]:
+    def admit(
+        self, pods: Sequence[LoadedPod], settle_timeout_s: float = SETTLE_TIMEOUT_S, *, schedule: bool = False
+    ) -> dict[str, Any]:
         """Admits pods one after the other and waits for their containers; the report (see report.document).
 
-        Raises PodError when a pod of that name is there already; none is admitted then.
+        Args:
+            schedule: the stand-in for KAI places pods that ask for fractions of GPUs.
+
+        Raises:
+            PodError: a pod of that name is there already; none is admitted then.
+            ConfigError: KAI's admission denies some of them; none is admitted then.
         """
         present = {pod.spec.full_name for pod in self.kubelet.pods()}
         if taken := [loaded.pod.full_name for loaded in pods if loaded.pod.full_name in present]:
             raise PodError(f"cannot admit pods that exist already: {', '.join(taken)}; delete them first")
+        if schedule:
+            scheduler.check(pods, self.prefix)
         admitted: list[AdmittedPod] = []
         for loaded in pods:
-            pod = self.kubelet.admit(loaded.pod)
-            self._loaded[pod.uid] = loaded
-            pod.notes += [*loaded.notes, *self._resource_notes(pod)]
+            scheduled = schedule and self.scheduler.takes(loaded.pod)
+            pod = (self.scheduler if scheduled else self.kubelet).admit(loaded.pod)
+            pod.notes += [*loaded.notes, *self._resource_notes(pod), *self._annotation_notes(pod, scheduled)]
             admitted.append(pod)
-        self.kubelet.wait_settled(admitted, settle_timeout_s)
+            if annotations.is_placed(pod.spec, self.prefix):
+                # It gets its GPU when its container is created, and is to have it before the pods after it.
+                self.kubelet.wait_settled([pod], settle_timeout_s, 0.0)
+        self.kubelet.wait_settled(admitted, settle_timeout_s, REFUSED_S)
         return self.report(admitted)
 
     def delete(self, namespace: str, name: str, *, force: bool = False) -> None:
-        """Deletes a pod. Raises PodError."""
+        """Deletes a pod, and reservation pods that are left without use. Raises PodError."""
         pod = self.kubelet.pod(name, namespace)
         self.kubelet.delete(pod, force=force)
-        self._loaded.pop(pod.uid, None)
+        self.scheduler.sync()
 
     def restart_kubelet(self) -> list[AdmittedPod]:
         """Restarts the kubelet; the pods that failed for it."""
@@ -363,7 +453,11 @@ class SimulatedNode:
         """What these pods got."""
         allocations = call(self.config.plugin_socket, "allocations", {}, list[dict[str, Any]])
         return report.document(
-            node=self._facts(), pods=list(pods), allocations=allocations, ours=[r.name for r in self.config.resources]
+            node=self._facts(),
+            pods=list(pods),
+            allocations=allocations,
+            ours=[r.name for r in self.config.resources],
+            prefix=self.prefix,
         )
 
     def _facts(self) -> dict[str, Any]:
@@ -388,6 +482,15 @@ class SimulatedNode:
                 for name in dict.fromkeys((*reasons, *at_kubelet))  # in the config's order
                 if (shown := at_kubelet.get(name)) is not None
             },
+            "fractions": [
+                {
+                    "gpu": group.gpu,
+                    "mode": group.mode,
+                    "bookedMiB": group.booked_mib,
+                    "sizeMiB": self.scheduler.size_mib,
+                }
+                for group in self.scheduler.groups
+            ],
         }
 
     def _resource_notes(self, pod: AdmittedPod) -> list[str]:
@@ -407,6 +510,16 @@ class SimulatedNode:
                     "container; ask for one"
                 )
         return notes
+
+    def _annotation_notes(self, pod: AdmittedPod, scheduled: bool) -> list[str]:
+        served = self.config.annotations is not None
+        found = annotations.notes(pod.spec, self.prefix, served=served, reached=self._nri, scheduled=scheduled)
+        if not found and not any(
+            c.resources or annotations.asked_of(pod.spec.annotations, c.name, self.prefix).fractional
+            for c in pod.spec.containers
+        ):
+            found.append("asks for no extended resource and no fraction of a GPU: the plugin has no part in it")
+        return found
 
     # --- inside --------------------------------------------------------------------------------------------------
 
@@ -476,6 +589,9 @@ class SimulatedNode:
                 return "plugin", f"{name} is not registered: {resource['registrationError'] or 'no reason given'}"
             if (shown[name].allocatable, shown[name].capacity) != (resource["healthy"], resource["listed"]):
                 return "plugin", f"the kubelet has not got the list of {name} yet"
+        runtime = self.kubelet.nri
+        if self.config.annotations is not None and runtime is not None and not runtime.plugins:
+            return "plugin", "it has not registered at the container runtime (NRI)"
         return None
 
     def _plugin_status(self) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 It treats plugins as containerd's NRI does (containerd/nri pkg/adaptation): one call at a time under one lock, in the
 order of their indices; a plugin that answers late or breaks the rules is dropped and its answer counts as none; an
-error answer fails what was asked. In one point it does more: a real runtime drops the evictions that a plugin asks for.
+error answer fails what was asked.
 """
 
 import os
-import queue
 import socket
 import threading
 import time
@@ -51,7 +50,6 @@ class NriRuntime:
         inventory: all there is. Called under the lock that every call here takes: it must not wait for one that is held
             around such a call.
         required: a container is created only when a plugin had its say, as with NRI's default validator.
-        on_evict: told of evictions (container, reason) that a plugin asks for, from a thread of the plugin's.
         state_change: how state changes are spelled: as containerd 2.1 does, else by calls of their own as newer ones
             do, with StateChange where a plugin does not know them.
     """
@@ -65,13 +63,12 @@ class NriRuntime:
         request_timeout_s: float = 2.0,
         inventory: Inventory,
         required: bool = False,
-        on_evict: Callable[[str, str], None] | None = None,
         state_change: bool = True,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._path, self._name, self._version = socket_path, name, version
         self.request_timeout_s = request_timeout_s
-        self._inventory, self._required, self._on_evict = inventory, required, on_evict
+        self._inventory, self._required = inventory, required
         self._state_change, self._part_bytes = state_change, part_bytes
         self._lock = threading.Lock()  # one call at a time
         self._changed = threading.Condition()  # guards the plugins
@@ -206,7 +203,7 @@ class NriRuntime:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            plugin = _Plugin(connection, self._on_evict, self._lock)
+            plugin = _Plugin(connection)
             with self._changed:
                 self._joining = plugin
             try:
@@ -281,31 +278,23 @@ def _parts(pods: Sequence[Pod], containers: Sequence[Container], part_bytes: int
 
 
 class _Plugin:
-    """A plugin at the other end: one thread reads, one serves what it asks for that needs the runtime's lock."""
+    """A plugin at the other end, with a thread that reads."""
 
-    def __init__(
-        self, connection: socket.socket, on_evict: Callable[[str, str], None] | None, lock: threading.Lock
-    ) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._link = Link(connection, serves=mux.RUNTIME_SERVICE, calls=mux.PLUGIN_SERVICE)
-        self._on_evict, self._runtime_lock = on_evict, lock
         self.name, self.index = "?", ""
         self.events = 0
         self.old = False
         """Does not know the calls of newer runtimes."""
         self.registered = threading.Event()
-        self._updates: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._threads = (
-            threading.Thread(target=self._read, name="nri-sim-reader", daemon=True),
-            threading.Thread(target=self._update, name="nri-sim-updates", daemon=True),
-        )
+        self._reader = threading.Thread(target=self._read, name="nri-sim-reader", daemon=True)
 
     @property
     def ended(self) -> str:
         return self._link.ended
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._reader.start()
 
     def call(self, method: str, payload: bytes, timeout_s: float) -> bytes:
         return self._link.call(PLUGIN_SERVICE, method, payload, timeout_s)
@@ -314,13 +303,11 @@ class _Plugin:
         self._link.end(reason)
 
     def is_alive(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        return self._reader.is_alive()
 
     def close(self) -> None:
         self._link.end("closed by the runtime")
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(5.0)
+        self._reader.join(5.0)
 
     def _read(self) -> None:
         try:
@@ -330,17 +317,14 @@ class _Plugin:
         except LinkError:
             pass
         finally:
-            self._updates.put(None)
             self._link.release()
 
     def _serve(self, request: Request) -> None:
         answer = Answer(request.stream)
         if request.service != RUNTIME_SERVICE or request.method not in ("RegisterPlugin", "UpdateContainers"):
             answer = Answer(request.stream, code=Code.UNIMPLEMENTED, text=f"method {request.method}")
-        elif request.method == "UpdateContainers":
-            self._updates.put(request)
-            return
-        else:
+        elif request.method == "RegisterPlugin":
+            # UpdateContainers is answered with success and nothing is done: real runtimes, too, drop its evictions.
             try:
                 asked = codec.parse(pb.RegisterPluginRequest, request.payload)
                 self.index, self.name = asked.plugin_idx, f"{asked.plugin_idx}-{asked.plugin_name}"
@@ -353,18 +337,3 @@ class _Plugin:
             if answer.code:
                 raise self._link.end(answer.text)
             self.registered.set()
-
-    def _update(self) -> None:
-        while (request := self._updates.get()) is not None:
-            with self._runtime_lock:
-                pass  # as a real runtime: not while a plugin is asked
-            answer = Answer(request.stream)
-            try:
-                for eviction in codec.parse(pb.UpdateContainersRequest, request.payload).evict:
-                    if self._on_evict is not None:
-                        self._on_evict(eviction.container_id, eviction.reason)
-            except Exception as error:
-                log.exception("an eviction failed")
-                answer = Answer(request.stream, code=Code.INTERNAL, text=str(error))
-            with suppress(LinkError):
-                self._link.answer(answer)

@@ -48,7 +48,8 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """One pod. `containers`: init containers and sidecars first, then app containers, as the kubelet admits them."""
+    """One pod. `containers`: init containers and sidecars first, then app containers, as the kubelet admits them.
+    `scheduler` is its schedulerName, empty for the cluster's own."""
 
     name: str
     containers: tuple[ContainerSpec, ...]
@@ -56,6 +57,8 @@ class PodSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     service_account: str = "default"
+    restart_policy: str = "Always"
+    scheduler: str = ""
 
     @property
     def full_name(self) -> str:

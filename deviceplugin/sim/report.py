@@ -4,12 +4,15 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deviceplugin.sim.kubelet import AdmittedPod, Phase
+from deviceplugin.sim.annotations import PREFIX, Asked, asked_of
+from deviceplugin.sim.kubelet import START_ERROR, AdmittedPod, Phase
 from deviceplugin.sim.pods import environment
 from deviceplugin.sim.runtime import Container, Edits, State
 from mpsd.processes import MARKER
 from mpsd.quantity import format_bytes
 
+ANNOTATED = "annotations"
+"""Stands for the resource of what a container gets by its pod's annotations."""
 _SHOWN_IDS = 8
 
 
@@ -19,26 +22,30 @@ def document(
     pods: Sequence[AdmittedPod],
     allocations: Iterable[Mapping[str, Any]],
     ours: Sequence[str],
+    prefix: str = PREFIX,
 ) -> dict[str, Any]:
     """The report.
 
     Args:
-        allocations: as the plugin's local API lists them; a container's is found by its marker, or by its shares.
+        allocations: as the plugin's local API lists them; a container's is found by its marker, or by its shares, or by
+            its name where it has none.
         ours: resources of the plugin under test.
+        prefix: of the keys of annotated containers.
     """
     listed = list(allocations)
-    return {"node": dict(node), "pods": [_pod(pod, listed, ours) for pod in pods]}
+    return {"node": dict(node), "pods": [_pod(pod, listed, ours, prefix) for pod in pods]}
 
 
 def all_well(report: Mapping[str, Any]) -> bool:
     """Whether every pod was admitted and every container was created."""
     return all(
-        pod["phase"] == Phase.ADMITTED and all(entry["state"] != State.WAITING for entry in pod["containers"])
+        pod["phase"] == Phase.ADMITTED
+        and all(entry["state"] != State.WAITING and entry["reason"] != START_ERROR for entry in pod["containers"])
         for pod in report["pods"]
     )
 
 
-def _pod(pod: AdmittedPod, allocations: list[Mapping[str, Any]], ours: Sequence[str]) -> dict[str, Any]:
+def _pod(pod: AdmittedPod, allocations: list[Mapping[str, Any]], ours: Sequence[str], prefix: str) -> dict[str, Any]:
     notes = list(dict.fromkeys([*pod.notes, *(n for c in pod.containers for n in _edit_notes(pod, c))]))
     return {
         "name": pod.spec.name,
@@ -47,30 +54,31 @@ def _pod(pod: AdmittedPod, allocations: list[Mapping[str, Any]], ours: Sequence[
         "reason": pod.reason,
         "message": pod.message,
         "notes": notes,
-        "containers": [_container(pod, container, allocations, ours) for container in pod.containers],
+        "containers": [_container(pod, container, allocations, ours, prefix) for container in pod.containers],
     }
 
 
 def _container(
-    pod: AdmittedPod, container: Container, allocations: list[Mapping[str, Any]], ours: Sequence[str]
+    pod: AdmittedPod, container: Container, allocations: list[Mapping[str, Any]], ours: Sequence[str], prefix: str
 ) -> dict[str, Any]:
     admitted = pod.phase is Phase.ADMITTED
     held = container.devices if admitted else {}  # what a refused pod holds is taken back
     devices = {name: held.get(name, ()) for name in sorted(container.spec.resources)}
     edits = container.edits or Edits()
-    allocation = _allocation(container, edits, allocations) if admitted else None
-    first = next((name for name in (*ours, *devices) if name in devices), None)
+    asked = asked_of(pod.spec.annotations, container.spec.name, prefix)
+    allocation = _allocation(pod, container, edits, allocations) if admitted else None
+    first = next((name for name in (*ours, *devices) if name in devices), ANNOTATED if asked.fractional else None)
     resource = allocation["resource"] if allocation else first
-    failed = not admitted
     return {
         "name": container.spec.name,
         "role": str(container.spec.role),
-        "state": "Refused" if failed else str(container.state),
-        "reason": "" if failed else container.reason,
-        "message": "" if failed else container.message,
+        "state": "Refused" if pod.phase is Phase.FAILED else str(container.state),
+        "reason": container.reason if admitted else "",
+        "message": container.message if admitted else "",
         "resource": resource,
         "deviceIDs": list(devices.get(resource, ())) if resource else [],
         "resources": {name: list(ids) for name, ids in devices.items()},
+        "annotations": _asked(asked) if asked.fractional else None,
         "allocation": {
             key: allocation[key] for key in ("key", "gpus", "requestBytes", "limitBytes", "mode", "enforcement")
         }
@@ -86,13 +94,23 @@ def _container(
     }
 
 
-def _allocation(container: Container, edits: Edits, allocations: list[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def _asked(asked: Asked) -> dict[str, str | None]:
+    return {"request": asked.request, "limit": asked.limit, "mode": asked.mode, "devices": asked.devices}
+
+
+def _allocation(
+    pod: AdmittedPod, container: Container, edits: Edits, allocations: list[Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
     key = edits.env.get(MARKER)
-    for allocation in allocations[::-1]:  # the newest record of the same shares is the live one
-        held = container.devices.get(str(allocation["resource"]))
-        if key == allocation["key"] or (not key and held == tuple(sorted(allocation["deviceIDs"]))):
-            return allocation
-    return None
+
+    def is_its(allocation: Mapping[str, Any]) -> bool:
+        if key:
+            return bool(key == allocation["key"])
+        if allocation["resource"] == ANNOTATED:
+            return pod.uid in allocation["podUIDs"] and bool(allocation["container"] == container.spec.name)
+        return container.devices.get(str(allocation["resource"])) == tuple(sorted(allocation["deviceIDs"]))
+
+    return next(filter(is_its, allocations[::-1]), None)  # the newest record of the same shares is the live one
 
 
 def _edit_notes(pod: AdmittedPod, container: Container) -> list[str]:
@@ -137,6 +155,12 @@ def _node_lines(node: Mapping[str, Any]) -> list[str]:
     for name, shown in node["resources"].items():
         reason = f": {shown['reason']}" if shown["reason"] else ""
         text.append(f"  {name}: {shown['allocatable']} of {shown['capacity']} allocatable{reason}")
+    index = {gpu["uuid"]: gpu["index"] for gpu in node["gpus"]}
+    text += [
+        f"  GPU {index.get(shared['gpu'], '?')} is kept for fractions ({shared['mode']}): {shared['bookedMiB']} of "
+        f"{shared['sizeMiB']} MiB booked by the scheduler"
+        for shared in node.get("fractions", ())
+    ]
     return text
 
 
@@ -153,11 +177,16 @@ def _pod_lines(pod: Mapping[str, Any], index: Mapping[str, int]) -> list[str]:
 
 def _container_lines(entry: Mapping[str, Any], index: Mapping[str, int], *, refused: bool) -> list[str]:
     role = "" if entry["role"] == "app" else f" ({entry['role']} container)"
-    asked = ", ".join(entry["resources"]) or "no device"
+    annotated = entry["annotations"]
+    asked = ", ".join([*entry["resources"], *([ANNOTATED] if annotated else [])]) or "no device"
     text = [f"  container {entry['name']}{role}: {asked}"]
-    if refused:
-        return text
     rows: list[tuple[str, Sequence[str]]] = []
+    if annotated:
+        rows.append(
+            ("asked for", [", ".join(f"{name} {value}" for name, value in annotated.items() if value is not None)])
+        )
+    if refused:
+        return text + _table(rows)
     for name, ids in entry["resources"].items():
         more = [f"and {len(ids) - _SHOWN_IDS} more"] if len(ids) > _SHOWN_IDS else []
         rows.append(("devices" if len(entry["resources"]) == 1 else f"devices of {name}", [*ids[:_SHOWN_IDS], *more]))
@@ -169,10 +198,9 @@ def _container_lines(entry: Mapping[str, Any], index: Mapping[str, int], *, refu
             ("mode", [allocation["mode"]]),
             ("enforcement", [_LEVELS.get(allocation["enforcement"], allocation["enforcement"])]),
         ]
-    if entry["state"] == State.WAITING:
-        rows.append(
-            ("not created", [f"{entry['reason']}: {entry['message']}" if entry["message"] else entry["reason"]])
-        )
+    if entry["state"] == State.WAITING or entry["message"]:
+        what = "not created" if entry["reason"] in _NOT_CREATED else "not running"
+        rows.append((what, [f"{entry['reason']}: {entry['message']}" if entry["message"] else entry["reason"]]))
     rows += [
         ("env", [f"{name}={value}" for name, value in entry["env"].items()]),
         (
@@ -182,11 +210,18 @@ def _container_lines(entry: Mapping[str, Any], index: Mapping[str, int], *, refu
         ("device nodes", [_node_text(node) for node in entry["deviceNodes"]]),
         ("CDI devices", entry["cdiDevices"]),
     ]
-    for name, values in rows:
-        for position, value in enumerate(values):
-            text.append(f"    {name if position == 0 else '':<13} {_plain(value)}")
-    return text
+    return text + _table(rows)
 
+
+def _table(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    return [
+        f"    {name if position == 0 else '':<13} {_plain(value)}"
+        for name, values in rows
+        for position, value in enumerate(values)
+    ]
+
+
+_NOT_CREATED = ("ContainerCreating", "CreateContainerError")
 
 _LEVELS = {"cooperative": "cooperative (through MPS, each process by itself)", "none": "none (nothing holds it)"}
 

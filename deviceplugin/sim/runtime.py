@@ -1,4 +1,4 @@
-"""What the stub kubelet's container runtime does: resolve CDI devices, start a process, end it.
+"""What the stub kubelet's container runtime does: resolve CDI devices, ask NRI plugins, start a process, end it.
 
 A container is one idle process in a session of its own. Its environment is exactly the container's, plus what stands
 for the kernel's isolation on a simulated node (GPUFRAC_SIM_*). With a simulated driver it is also in a cgroup of its
@@ -6,6 +6,9 @@ own there, which holds whatever becomes of its environment. Everything in that, 
 environment, counts as the container's.
 
 Of OCI hooks one is acted on: the container toolkit's `apply-cuda-memory-limits` (see `apply_memory_limits`).
+
+Creation and start are two steps, as in CRI. What kubelet and runtime say when one fails is spelled as kubelet 1.36.2
+with containerd 2.1.9 was seen to.
 """
 
 import json
@@ -20,14 +23,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from cdi.encode import encode_spec
 from cdi.errors import CdiError
-from cdi.inject import apply, effective_env
+from cdi.inject import OciSpec, apply, effective_env
 from cdi.model import ContainerEdits, Device, DeviceNode, Hook, Spec
 from cdi.registry import MEMORY_HOOK, Registry, scan
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-from deviceplugin.sim.pods import ContainerSpec
+from deviceplugin.nri import model as nri
+from deviceplugin.sim.adjust import ConflictError, adjusted
+from deviceplugin.sim.nri import NriError
+from deviceplugin.sim.pods import ContainerSpec, PodSpec, environment
 from deviceplugin.sim.processes import processes_where
+from deviceplugin.sim.sandboxes import NriFactory, Sandboxes, container_keys
 from mpsd.errors import TransientError
 from mpsd.gpu.backend import GpuError
 from mpsd.gpu.model import MIB
@@ -43,13 +52,28 @@ MEMORY_REQUEST, MEMORY_LIMIT = "NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_L
 TERMINATION_GRACE_S = 2.0
 HOOK_TIMEOUT_S = 10.0
 """Ends a hook whose driver call hangs. The real one has no timeout."""
+
 _TOOLKIT = "/usr/bin/nvidia-ctk"
+_SCOPE_PREFIX = "cri-containerd"
+_NOT_CREATED = "failed to create containerd container"
+_NO_TASK = "failed to create containerd task: failed to create shim task: OCI runtime create failed"
 _MAX_MIB = (1 << 64) // MIB - 1
 _NONE_VISIBLE = frozenset(("", "void", "none"))
 
 
 class CreateContainerError(TransientError):
-    """A container can't be created now; the kubelet tries again. The text is what the runtime says."""
+    """A container can't be created now; the kubelet tries again. The text is what the runtime says.
+
+    `refused`: an NRI plugin refused it.
+    """
+
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
+
+
+class StartContainerError(CreateContainerError):
+    """A container was created and can't be started: it has ended. The kubelet makes another one by restartPolicy."""
 
 
 class State(StrEnum):
@@ -71,15 +95,28 @@ class Edits:
     hooks: tuple[Mapping[str, Any], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A container that was created and not started yet."""
+
+    id: str
+    pod_uid: str
+    name: str
+    edits: Edits
+
+
 @dataclass(slots=True, eq=False)
 class Container:
-    """A container of an admitted pod. `reason` and `message` say why it waits."""
+    """A container of an admitted pod. `reason` and `message` say why it waits; `refused_since_s` since when an NRI
+    plugin has said so, in the same words."""
 
     spec: ContainerSpec
     devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     state: State = State.WAITING
     reason: str = "ContainerCreating"
     message: str = ""
+    refused_since_s: float | None = None
+    id: str = ""
     edits: Edits | None = None
     process: "subprocess.Popen[bytes] | None" = None
     process_env: Mapping[str, str] = field(default_factory=dict)
@@ -121,14 +158,16 @@ def merged_answer(answers: Iterable[pb.ContainerAllocateResponse]) -> pb.Contain
     return merged
 
 
-def resolve(registry: Registry, answer: pb.ContainerAllocateResponse, pod_env: Mapping[str, str]) -> Edits:
-    """What a runtime makes of a plugin's answer: Allocate env, then the pod spec's, then CDI; the last one wins (pure).
+def oci_spec(
+    registry: Registry, answer: pb.ContainerAllocateResponse, pod_env: Mapping[str, str]
+) -> tuple[OciSpec, tuple[str, ...]]:
+    """What a runtime makes of a plugin's answer, and the CDI devices in it (pure). Environment: Allocate's, then the
+    pod spec's, then CDI's; a name may be there several times, and the last one wins.
 
     Raises CdiError when a device can't be resolved or injected.
     """
-    env = {**dict(answer.envs), **pod_env}
-    spec: dict[str, Any] = {
-        "process": {"env": [f"{name}={value}" for name, value in env.items()]},
+    spec: OciSpec = {
+        "process": {"env": [f"{name}={value}" for env in (dict(answer.envs), pod_env) for name, value in env.items()]},
         "mounts": [
             {
                 "destination": mount.container_path,
@@ -139,16 +178,21 @@ def resolve(registry: Registry, answer: pb.ContainerAllocateResponse, pod_env: M
             for mount in answer.mounts
         ],
         "linux": {"devices": [{"path": device.container_path} for device in answer.devices]},
+        "annotations": dict(answer.annotations),
     }
     names = tuple(device.name for device in answer.cdi_devices)
-    applied = apply(registry, names, spec)
+    return apply(registry, names, spec), names
+
+
+def edits_of(spec: OciSpec, cdi_devices: Iterable[str]) -> Edits:
+    """What a container gets by its OCI spec (pure)."""
     return Edits(
-        env=effective_env(applied),
-        mounts=tuple((m["destination"], m["source"], tuple(m.get("options") or ())) for m in applied["mounts"]),
-        device_nodes=tuple(applied["linux"]["devices"]),
-        cdi_devices=names,
-        annotations=dict(answer.annotations),
-        hooks=tuple((applied.get("hooks") or {}).get("createRuntime") or ()),
+        env=effective_env(spec),
+        mounts=tuple((m["destination"], m["source"], tuple(m.get("options") or ())) for m in spec["mounts"]),
+        device_nodes=tuple(spec["linux"]["devices"]),
+        cdi_devices=tuple(cdi_devices),
+        annotations=dict(spec["annotations"]),
+        hooks=tuple((spec.get("hooks") or {}).get("createRuntime") or ()),
     )
 
 
@@ -160,6 +204,8 @@ class Runtime:
         gpus: UUIDs by index: `/dev/nvidia<index>` is that GPU.
         nvidia_runtime: whether the nvidia runtime is there as well and makes devices from NVIDIA_VISIBLE_DEVICES.
         simulation_directory: of the simulated driver, for CUDA clients; empty for none.
+        nri: makes its side of NRI; None: it has none.
+        nri_cdi: whether it knows the CDI devices of NRI adjustments; an older one drops them in silence.
     """
 
     def __init__(
@@ -169,94 +215,173 @@ class Runtime:
         *,
         nvidia_runtime: bool = True,
         simulation_directory: str = "",
+        nri: NriFactory | None = None,
+        nri_cdi: bool = True,
     ) -> None:
         self._cdi_directories = tuple(cdi_directories)
         self._gpus = tuple(gpus)
         self._nvidia_runtime = nvidia_runtime
         self._simulation_directory = simulation_directory
+        self._nri_cdi = nri_cdi
         self._sleep = shutil.which("sleep", path="/usr/bin:/bin") or "/bin/sleep"
+        self.sandboxes = Sandboxes(nri)
 
-    def resolve(self, answers: Iterable[pb.ContainerAllocateResponse], pod_env: Mapping[str, str]) -> Edits:
-        """Reads the CDI directories now. Raises CreateContainerError."""
+    def run_sandbox(self, pod: PodSpec, uid: str) -> nri.Pod:
+        """A pod's sandbox, made where it has none. Raises CreateContainerError."""
         try:
-            return resolve(scan(self._cdi_directories), merged_answer(answers), pod_env)
-        except CdiError as error:
-            raise CreateContainerError(f"CDI device injection failed: {error}") from error
+            return self.sandboxes.run(pod, uid, f"/{_cgroup_path(uid)}")
+        except NriError as error:
+            raise CreateContainerError(f"NRI RunPodSandbox failed: {_rpc(error)}", refused=True) from error
 
-    def start(
-        self, pod_uid: str, container: str, edits: Edits, *, to_completion: bool
-    ) -> "tuple[subprocess.Popen[bytes], dict[str, str]]":
-        """Starts the process of a container in a cgroup of its own; with `to_completion` one that ends by itself.
+    def create(
+        self, pod: PodSpec, uid: str, container: ContainerSpec, answers: Iterable[pb.ContainerAllocateResponse] = ()
+    ) -> Created:
+        """Creates a container, and its pod's sandbox where there is none. The CDI directories are read now.
 
         Raises CreateContainerError.
         """
-        cgroup = self._make_cgroup(pod_uid, container, edits)
+        sandbox = self.run_sandbox(pod, uid)
+        registry = scan(self._cdi_directories)
         try:
-            for number, hook in enumerate(edits.hooks):
-                self._run_hook(number, hook, edits.env, cgroup)
-            process, env = self._spawn(pod_uid, container, edits, to_completion=to_completion)
-        except CreateContainerError:
-            self._remove_cgroup(pod_uid, container)
+            spec, names = oci_spec(registry, merged_answer(answers), environment(pod, container, uid))
+        except CdiError as error:
+            raise CreateContainerError(f"CDI device injection failed: {error}") from error
+        asked = self._as_told(sandbox, container, spec, self.sandboxes.new_id(uid, container.name))
+        with self.sandboxes.creating():
+            try:
+                adjustment = self.sandboxes.create(asked)
+                if not self._nri_cdi:
+                    adjustment = msgspec.structs.replace(adjustment, cdi_devices=())
+                spec = adjusted(spec, adjustment, registry)
+            except (NriError, ConflictError, CdiError) as error:
+                self.sandboxes.undo(asked)
+                if isinstance(error, CdiError):
+                    text = f"failed to NRI-adjust container Spec: CDI device injection failed: {error}"
+                else:
+                    said = _rpc(error) if isinstance(error, NriError) else error
+                    text = f"failed to get NRI adjustment for container: {said}"
+                raise CreateContainerError(f"{_NOT_CREATED}: {text}", refused=isinstance(error, NriError)) from error
+            self.sandboxes.created(self._as_told(sandbox, container, spec, asked.id))
+        return Created(asked.id, uid, container.name, edits_of(spec, (*names, *adjustment.cdi_devices)))
+
+    def start(self, created: Created, *, to_completion: bool) -> "tuple[subprocess.Popen[bytes], dict[str, str]]":
+        """Starts the process of a container in a cgroup of its own; with `to_completion` one that ends by itself.
+
+        Raises StartContainerError.
+        """
+        edits, where = created.edits, (created.pod_uid, created.id)
+        try:
+            cgroup = self._make_cgroup(*where, edits)
+            try:
+                for number, hook in enumerate(edits.hooks):
+                    self._run_hook(number, hook, edits.env, cgroup)
+                self._ask_start(created.id)
+                process, env = self._spawn(created, to_completion=to_completion)
+            except StartContainerError:
+                self._remove_cgroup(*where)
+                raise
+        except StartContainerError:
+            self.sandboxes.stopped(created.pod_uid, created.name)
             raise
         if cgroup:
             self._driver.cgroups.add(cgroup, process.pid)
+        self.sandboxes.started(created.id, process)
         return process, env
 
-    def end(self, processes: "Iterable[subprocess.Popen[bytes]]", pod_uid: str, container: str = "") -> None:
+    def end(self, processes: "Iterable[subprocess.Popen[bytes]]", uid: str, container: str = "") -> None:
         """Ends a pod's processes (or one container's) and removes their cgroups. As with a real runtime, no limit is
         cleared before."""
-        cgroup = self._cgroup(pod_uid, container)
-        terminate(processes, pod_uid, container, lambda: self._driver.cgroups.members(cgroup) if cgroup else [])
-        self._remove_cgroup(pod_uid, container)
+        identifier = self.sandboxes.newest(uid, container) if container else ""
+        cgroup = self._cgroup(uid, identifier) if identifier or not container else ""
+        terminate(processes, uid, container, lambda: self._driver.cgroups.members(cgroup) if cgroup else [])
+        if cgroup:
+            self._driver.cgroups.remove(cgroup)
+        self.sandboxes.stopped(uid, container)
 
-    def enter(self, pod_uid: str, container: str, pid: int) -> None:
+    def remove(self, uid: str) -> None:
+        """Forgets a pod whose processes have ended."""
+        self.sandboxes.remove(uid)
+
+    def enter(self, uid: str, container: str, pid: int) -> None:
         """Makes a process one of a container's, as `kubectl exec` does. Raises FileNotFoundError where that is gone."""
-        if cgroup := self._cgroup(pod_uid, container):
-            self._driver.cgroups.add(cgroup, pid)
+        if not self._simulation_directory:
+            return
+        identifier = self.sandboxes.newest(uid, container)
+        if not identifier:
+            raise FileNotFoundError("there is no such container")
+        self._driver.cgroups.add(self._cgroup(uid, identifier), pid)
+
+    def _as_told(self, pod: nri.Pod, container: ContainerSpec, spec: OciSpec, identifier: str) -> nri.Container:
+        """A container as plugins are told of it. CDI devices of the kubelet's are not named (containerd 2.1.9)."""
+        labels, annotations = container_keys(pod, container.name, identifier)
+        return nri.Container(
+            id=identifier,
+            pod_id=pod.id,
+            name=container.name,
+            labels=labels,
+            annotations={**spec["annotations"], **annotations},
+            args=(self._sleep, "infinity"),
+            env=tuple(spec["process"]["env"]),
+            mounts=tuple(
+                nri.Mount(m["destination"], m["source"], m.get("type") or "", tuple(m.get("options") or ()))
+                for m in spec["mounts"]
+            ),
+            cgroups_path=f"{_slice(pod.uid)}:{_SCOPE_PREFIX}:{identifier}",
+        )
+
+    def _ask_start(self, identifier: str) -> None:
+        try:
+            self.sandboxes.starting(identifier)
+        except NriError as error:
+            raise StartContainerError(f"NRI container start failed: {_rpc(error)}", refused=True) from error
 
     @property
     def _driver(self) -> SimulatedDriver:
         return SimulatedDriver(self._simulation_directory)
 
-    def _cgroup(self, pod_uid: str, container: str) -> str:
+    def _cgroup(self, uid: str, identifier: str) -> str:
         """Directory of a container's cgroup, or its pod's; empty without a simulated driver."""
         if not self._simulation_directory:
             return ""
-        return os.path.join(self._driver.cgroups.root, _cgroup_path(pod_uid, container))
+        return os.path.join(self._driver.cgroups.root, _cgroup_path(uid, identifier))
 
-    def _make_cgroup(self, pod_uid: str, container: str, edits: Edits) -> str:
+    def _make_cgroup(self, uid: str, identifier: str, edits: Edits) -> str:
         if not self._simulation_directory:
             return ""
-        self._remove_cgroup(pod_uid, container)  # of its process before
         try:
-            cgroup = self._driver.make_cgroup(_cgroup_path(pod_uid, container))
+            cgroup = self._driver.make_cgroup(_cgroup_path(uid, identifier))
         except OSError as error:
-            raise CreateContainerError(f"failed to create containerd task: cannot make its cgroup: {error}") from error
+            raise StartContainerError(f"failed to create containerd task: cannot make its cgroup: {error}") from error
         mounts = {inside: host for inside, host, _ in edits.mounts}
+        for inside, host in mounts.items():
+            if not os.path.exists(host):
+                self._driver.cgroups.remove(cgroup)
+                raise StartContainerError(
+                    f"{_NO_TASK}: runc create failed: unable to start container process: error during container init: "
+                    f'error mounting "{host}" to rootfs at "{inside}": stat {host}: no such file or directory'
+                )
         self._driver.cgroups.confine(cgroup, Confinement(self._devices(edits), mounts))
         return cgroup
 
-    def _remove_cgroup(self, pod_uid: str, container: str) -> None:
-        if cgroup := self._cgroup(pod_uid, container):
+    def _remove_cgroup(self, uid: str, identifier: str) -> None:
+        if cgroup := self._cgroup(uid, identifier):
             self._driver.cgroups.remove(cgroup)
 
     def _run_hook(self, number: int, hook: Mapping[str, Any], env: Mapping[str, str], cgroup: str) -> None:
-        """Raises CreateContainerError in runc's words."""
+        """Raises StartContainerError in runc's words."""
         arguments = list(hook.get("args") or ())
         if MEMORY_HOOK not in arguments or not cgroup:
             return
         try:
             apply_memory_limits(self._simulation_directory, _option(arguments, "--gpu-id"), env, cgroup)
         except HookError as error:
-            raise CreateContainerError(
-                "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
-                f"failed: error running createRuntime hook #{number}: exit status 1, stdout: , stderr: {error}"
+            raise StartContainerError(
+                f"{_NO_TASK}: runc create failed: error running createRuntime hook #{number}: exit status 1, stdout: , "
+                f"stderr: {error}"
             ) from error
 
-    def _spawn(
-        self, pod_uid: str, container: str, edits: Edits, *, to_completion: bool
-    ) -> "tuple[subprocess.Popen[bytes], dict[str, str]]":
-        env = {**edits.env, **self._isolation(pod_uid, container, edits)}
+    def _spawn(self, created: Created, *, to_completion: bool) -> "tuple[subprocess.Popen[bytes], dict[str, str]]":
+        env = {**created.edits.env, **self._isolation(created)}
         try:
             process = subprocess.Popen(
                 [self._sleep, "0" if to_completion else "infinity"],
@@ -268,15 +393,15 @@ class Runtime:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a NUL in the environment
-            raise CreateContainerError(f"failed to create containerd task: {error}") from error
+            raise StartContainerError(f"failed to create containerd task: {error}") from error
         return process, env
 
-    def _isolation(self, pod_uid: str, container: str, edits: Edits) -> dict[str, str]:
+    def _isolation(self, created: Created) -> dict[str, str]:
         isolation = {
-            "GPUFRAC_SIM_POD_UID": pod_uid,
-            "GPUFRAC_SIM_CONTAINER": container,
-            "GPUFRAC_SIM_DEVICES": ",".join(self._devices(edits)),
-            "GPUFRAC_SIM_MOUNTS": json.dumps({inside: host for inside, host, _ in edits.mounts}),
+            "GPUFRAC_SIM_POD_UID": created.pod_uid,
+            "GPUFRAC_SIM_CONTAINER": created.name,
+            "GPUFRAC_SIM_DEVICES": ",".join(self._devices(created.edits)),
+            "GPUFRAC_SIM_MOUNTS": json.dumps({inside: host for inside, host, _ in created.edits.mounts}),
         }
         if self._simulation_directory:
             isolation["GPUFRAC_SIM_DIRECTORY"] = self._simulation_directory
@@ -291,6 +416,11 @@ class Runtime:
             asked = set(visible.split(","))
             given |= {u for i, u in enumerate(self._gpus) if "all" in asked or u in asked or str(i) in asked}
         return [uuid for uuid in self._gpus if uuid in given]
+
+
+def _rpc(error: NriError) -> str:
+    """As Go prints what a plugin answered."""
+    return f"rpc error: code = Unknown desc = {error}"
 
 
 class HookError(Exception):
@@ -349,10 +479,15 @@ def _option(arguments: Sequence[str], name: str) -> str:
     return ""
 
 
-def _cgroup_path(pod_uid: str, container: str) -> str:
-    """Below the root, as the systemd cgroup driver names them; without a container that of the pod."""
-    pod = f"{KUBEPODS}/kubepods-pod{pod_uid.replace('-', '_')}.slice"
-    return f"{pod}/cri-containerd-{container}.scope" if container else pod
+def _slice(uid: str) -> str:
+    """The slice of a pod, as the systemd cgroup driver names it."""
+    return f"kubepods-pod{uid.replace('-', '_')}.slice"
+
+
+def _cgroup_path(uid: str, identifier: str = "") -> str:
+    """Of a container below the root, where runc puts `<slice>:<prefix>:<ID>`; without an ID that of the pod."""
+    pod = f"{KUBEPODS}/{_slice(uid)}"
+    return f"{pod}/{_SCOPE_PREFIX}-{identifier}.scope" if identifier else pod
 
 
 def terminate(

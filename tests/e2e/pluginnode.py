@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 
 from deviceplugin.plan.model import Allocation
 from deviceplugin.sim.kubelet import AdmittedPod, StubKubelet
+from deviceplugin.sim.nri import NriRuntime
 from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.status import PluginStatus
 from mpsd.errors import GpufracError
@@ -34,21 +35,43 @@ GRACE_S = 1.0
 """The release grace of these plugins: the shipped one would make every test wait 15 s."""
 _RUN = """
 import sys; sys.path.insert(0, {root!r})
+from importlib import import_module
 from deviceplugin import hardlimits, keeper, presence
+from deviceplugin.annotated import presence as pods
 presence.ABSENT_S, presence.ABSENT_AFTER_RESTART_S = {grace}, 3 * {grace}
+pods.GONE_S = {grace}
 keeper.OBSERVE_S, keeper.SETTLE_S = 0.3, 0.1
 hardlimits.VERIFIED_S = 0.6
+for name, value in {constants!r}.items():
+    setattr(import_module(name.rpartition(".")[0]), name.rpartition(".")[2], value)
 from deviceplugin.app import run
 sys.exit(run({path!r}))
 """
 
 
 class PluginNode:
-    """Everything that runs on it is ended by `close`."""
+    """Everything that runs on it is ended by `close`.
 
-    def __init__(self, root: Path, gpus: int = 2, resources: str = RESOURCES, more: str = "", driver: str = "") -> None:
+    Args:
+        more: further sections of the config.
+        runtime_sockets: the stub kubelet's container runtime takes NRI plugins at `nri.sock`, and stops containers that
+            it is asked to at `cri.sock`.
+        constants: the plugin's process has these values, by module and name, such as `deviceplugin.keeper.OBSERVE_S`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        gpus: int = 2,
+        resources: str = RESOURCES,
+        more: str = "",
+        driver: str = "",
+        *,
+        runtime_sockets: bool = False,
+        constants: Mapping[str, float] | None = None,
+    ) -> None:
         self.root = root
-        self._more, self._driver = more, driver
+        self._more, self._driver, self._constants = more, driver, dict(constants or {})
         self.mpsd = MpsdNode(root, gpus)
         self.config = root / "config.yaml"
         self.write_config(resources)
@@ -58,6 +81,8 @@ class PluginNode:
             [str(root / "cdi")],
             gpus=[gpu_uuid(index) for index in range(gpus)],
             simulation_directory=self.mpsd.simulation,
+            nri=(lambda inventory: NriRuntime(f"{root}/nri.sock", inventory=inventory)) if runtime_sockets else None,
+            cri_socket=f"{root}/cri.sock" if runtime_sockets else "",
             rng=random.Random(7),
         )
         self._count = 0
@@ -86,7 +111,7 @@ metrics: {{address: ""}}
 
     def start_plugin(self) -> "subprocess.Popen[bytes]":
         self._count += 1
-        code = _RUN.format(root=ROOT, grace=GRACE_S, path=str(self.config))
+        code = _RUN.format(root=ROOT, grace=GRACE_S, path=str(self.config), constants=self._constants)
         with open(self.root / f"plugin{self._count}.log", "wb") as log:
             plugin = subprocess.Popen(
                 [sys.executable, "-I", "-c", code], stdin=subprocess.DEVNULL, stdout=log, stderr=log

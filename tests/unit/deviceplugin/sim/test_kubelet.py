@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -373,10 +374,10 @@ def test_env_precedence_and_the_process_environment(kubelet: StubKubelet, plugin
     assert container.edits is not None
     assert container.edits.env == {"A": "pod", "B": "cdi", "C": "cdi"}
     assert container.edits.mounts == (("/inside", "/host", ("bind", "ro")),)
-    seen = dict(
-        entry.split("=", 1) for entry in Path(f"/proc/{container.pid}/environ").read_text().split("\0") if entry
-    )
-    assert seen == {
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not (environ := Path(f"/proc/{container.pid}/environ").read_text()):
+        assert time.monotonic() < deadline_s, "the kernel shows it a moment after the exec"
+    assert dict(entry.split("=", 1) for entry in environ.split("\0") if entry) == {
         "A": "pod",
         "B": "cdi",
         "C": "cdi",

@@ -22,6 +22,7 @@ from deviceplugin.sim.manifests import (
     parse_manifests,
 )
 from deviceplugin.sim.pods import FieldRef, PodSpec, Role
+from mpsd.quantity import quoted
 
 RESOURCE = "gpufrac.dev/gpu-8gi"
 
@@ -179,18 +180,54 @@ def test_env() -> None:
     [
         (pod("{gpufrac.dev/gpu-8gi: 0}"), "asks for 0 gpufrac.dev/gpu-8gi: the device plugin is not asked"),
         (pod("{gpufrac.dev/gpu-8gi: null}"), "asks for 0 gpufrac.dev/gpu-8gi"),
-        (pod("{cpu: 1}"), "asks for no extended resource"),
         (pod(spec="nodeName: worker-3"), "nodeName worker-3 is another node's"),
         (pod(spec="nodeSelector: {zone: a}"), "nodeSelector zone=a does not match"),
         (pod().replace("    image: x\n", ""), "container main has no image"),
-        (
-            pod("{}").replace("{name: p}", "{name: p, annotations: {gpu-fraction: '0.5'}}"),
-            "annotation gpu-fraction is for",
-        ),
     ],
 )
 def test_notes(text: str, expected: str) -> None:
     assert expected in notes(text)
+
+
+def annotated(key: str, value: str = "x") -> str:
+    return pod("{}").replace("{name: p}", f"{{name: p, annotations: {{{key}: {value}}}}}")
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "gpu-fraction.limit", "a.B_c-9", "nvidia.com/container.main.gpu-memory.limit", "X.y/Z"]
+)
+def test_annotations(key: str) -> None:
+    (found,) = pods(annotated(key))
+    assert found.annotations == {key: "x"}
+
+
+@pytest.mark.parametrize(
+    ("key", "rule"),
+    [
+        (f"nvidia.com/container.{'c' * 37}.gpu-memory.limit", "name part must be no more than 63 characters"),
+        ("-a", "name part must consist of alphanumeric characters"),
+        ("nvidia.com/", "name part must consist of alphanumeric characters"),
+        ("/a", "prefix part a lowercase RFC 1123 subdomain"),
+        ("a/b/c", "prefix part a lowercase RFC 1123 subdomain"),
+        (f"{'a' * 254}/b", "prefix part must be no more than 253 characters"),
+    ],
+)
+def test_annotation_keys_that_the_api_server_refuses(key: str, rule: str) -> None:
+    assert f"metadata.annotations: Invalid value: {quoted(key)}: {rule}" in problem(annotated(f"'{key}'"))
+
+
+def test_annotations_that_are_too_long() -> None:
+    text = "metadata.annotations: Too long: may not be more than 262144 bytes"
+    assert text in problem(annotated("a", "x" * 262_144))
+
+
+def test_restart_policy_and_scheduler() -> None:
+    (found,) = pods(pod())
+    assert (found.restart_policy, found.scheduler) == ("Always", "")
+    (found,) = pods(pod(spec="restartPolicy: Never\n  schedulerName: kai-scheduler"))
+    assert (found.restart_policy, found.scheduler) == ("Never", "kai-scheduler")
+    text = 'spec.restartPolicy: Unsupported value: "never": supported values: "Always", "OnFailure", "Never"'
+    assert text in problem(pod(spec="restartPolicy: never"))
 
 
 def test_a_matching_node_selector_is_not_noted() -> None:

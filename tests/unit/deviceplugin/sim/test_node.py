@@ -9,20 +9,37 @@ import pytest
 
 from deviceplugin.sim import report
 from deviceplugin.sim.kubelet import AdmittedPod, Phase
-from deviceplugin.sim.node import NodeError, SimulatedNode, default_config, node_config
+from deviceplugin.sim.node import NodeError, SimulatedNode, default_config, node_config, takes_cdi
 from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import Container, Edits, State
 from mpsd.config.load import parse_config
-from mpsd.config.model import GIB, CdiConfig, Delivery, GpuSelection, MpsConfig, SimulatedConfig, SimulatedGpu
+from mpsd.config.model import (
+    GIB,
+    AnnotationsConfig,
+    CdiConfig,
+    Delivery,
+    Enforcement,
+    GpuSelection,
+    KubernetesConfig,
+    MpsConfig,
+    NriConfig,
+    SimulatedConfig,
+    SimulatedGpu,
+    TrustPolicy,
+)
 from mpsd.errors import ConfigError
 from tests import builders
 
 DIRECTORY = "/tmp/gf-test"
+ANNOTATIONS = AnnotationsConfig(gpus=GpuSelection(include=(6,)), enforcement=Enforcement.HARD, prefix="my.org/c.")
 
 
 def test_the_default_config_is_sound() -> None:
     names = [resource.name for resource in default_config().resources]
     assert names == ["gpufrac.dev/gpu-8gi", "gpufrac.dev/gpu-16gi", "gpufrac.dev/memory-gib"]
+    annotations = default_config().annotations
+    assert annotations is not None
+    assert (annotations.gpus, annotations.share, annotations.trust) == (GpuSelection(), True, TrustPolicy.ANY)
 
 
 def test_a_config_keeps_what_it_offers_and_moves_below_the_directory() -> None:
@@ -31,6 +48,9 @@ def test_a_config_keeps_what_it_offers_and_moves_below_the_directory() -> None:
         mps=MpsConfig(protocol="2", binary="/opt/mps", driver_root="/driver", client_limit=7),
         cdi=CdiConfig(directory="/etc/cdi", delivery=Delivery.BOTH),
         memory_reserve_bytes=3 * GIB,
+        annotations=ANNOTATIONS,
+        nri=NriConfig(socket="/run/elsewhere.sock", name="mine", index="07"),
+        kubernetes=KubernetesConfig(access="in-cluster", node_name="n"),
     )
     moved = node_config(given, DIRECTORY)
     assert moved.resources == given.resources
@@ -40,6 +60,9 @@ def test_a_config_keeps_what_it_offers_and_moves_below_the_directory() -> None:
     assert moved.mps.driver_root == "/"
     paths = [moved.mps.run_root, moved.mps.log_root, moved.cdi.directory, moved.kubelet_root, moved.state_root]
     assert all(path.startswith(f"{DIRECTORY}/") for path in paths)
+    assert moved.annotations == msgspec.structs.replace(ANNOTATIONS, cri_socket=f"{DIRECTORY}/run/cri.sock")
+    assert moved.nri == NriConfig(socket=f"{DIRECTORY}/run/nri.sock", name="mine", index="07")
+    assert moved.kubernetes.access == "off"
     assert len(set(paths)) == 5
 
 
@@ -72,8 +95,25 @@ def test_gpus_and_driver(
 def test_as_many_gpus_as_the_config_names() -> None:
     one = builders.resource("a", builders.fixed(8), gpus=GpuSelection(include=(2,)))
     assert len(node_config(builders.config(one), DIRECTORY).simulated.gpus) == 3
+    annotated = builders.config(one, annotations=ANNOTATIONS)
+    assert len(node_config(annotated, DIRECTORY).simulated.gpus) == 7
     grouped = builders.config(one, groups=(("pair", (4, 5)),))
     assert len(node_config(grouped, DIRECTORY).simulated.gpus) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "expected"),
+    [
+        ("containerd", "2.1.9+unknown", True),
+        ("containerd", "v1.7.24", False),
+        ("cri-o", "1.33.1", False),
+        ("CRI-O", "1.34.0", True),
+        ("other", "0.1", True),
+        ("containerd", "main", True),
+    ],
+)
+def test_runtimes_that_take_cdi_devices_from_plugins(name: str, version: str, expected: bool) -> None:
+    assert takes_cdi((name, version)) is expected
 
 
 def test_what_is_written_is_what_was_meant(short_tmp: Path) -> None:
@@ -127,6 +167,18 @@ NODE = {
 }
 
 
+ANNOTATED = {
+    **ALLOCATION,
+    "key": "k3",
+    "resource": "annotations",
+    "deviceIDs": ["uid/main"],
+    "container": "main",
+    "podUIDs": ["uid"],
+}
+KEY = "nvidia.com/container.main"
+KEYS = {f"{KEY}.gpu-memory.request": "8Gi", f"{KEY}.gpu-memory.limit": "16Gi", f"{KEY}.gpus.devices": "GPU-0"}
+
+
 def admitted(edits: Edits | None, spec: ContainerSpec | None = None, **changes: Any) -> AdmittedPod:
     spec = spec or ContainerSpec("main", {"r/a": 1})
     container = Container(spec, {"r/a": ("GPU-0::0",)}, State.RUNNING if edits else State.WAITING, edits=edits)
@@ -178,6 +230,61 @@ def test_a_container_that_is_not_created_is_matched_by_its_shares() -> None:
     assert (container["state"], container["reason"]) == ("Waiting", "CreateContainerError")
     assert not report.all_well(found)
     assert "not created   CreateContainerError: unresolvable" in "\n".join(report.lines(found))
+
+
+def annotated(edits: Edits | None, state: State = State.RUNNING, reason: str = "", message: str = "") -> AdmittedPod:
+    container = Container(ContainerSpec("main"), state=state, reason=reason, message=message, edits=edits)
+    return AdmittedPod(PodSpec("p", (container.spec,), annotations=KEYS), "uid", (container,))
+
+
+def test_an_annotated_container_shows_what_it_asked_for_and_got() -> None:
+    pod = annotated(Edits(env={"GPUFRAC_ALLOCATION": "k3"}, cdi_devices=("a/b=c",)))
+    found = document(pod, ALLOCATION | {"podUIDs": []}, ANNOTATED)
+    (container,) = found["pods"][0]["containers"]
+    assert (container["resource"], container["allocation"]["key"], container["deviceIDs"]) == ("annotations", "k3", [])
+    assert container["annotations"] == {"request": "8Gi", "limit": "16Gi", "mode": None, "devices": "GPU-0"}
+    assert report.all_well(found)
+    text = "\n".join(report.lines(found))
+    assert "container main: annotations\n    asked for     request 8Gi, limit 16Gi, devices GPU-0\n" in text
+    assert "limit         16Gi" in text
+
+
+def test_an_annotated_container_that_is_refused_shows_why() -> None:
+    pod = annotated(None, State.WAITING, "CreateContainerError", "no room on GPU 0")
+    found = document(pod)
+    (container,) = found["pods"][0]["containers"]
+    assert (container["resource"], container["allocation"]) == ("annotations", None)
+    assert not report.all_well(found)
+    assert "not created   CreateContainerError: no room on GPU 0" in "\n".join(report.lines(found))
+    granted = document(pod, ANNOTATED, {**ANNOTATED, "podUIDs": ["other"]}, {**ANNOTATED, "container": "other"})
+    assert granted["pods"][0]["containers"][0]["allocation"]["key"] == "k3", "it waits for its permission to start"
+
+
+@pytest.mark.parametrize(("state", "reason"), [(State.WAITING, "RunContainerError"), (State.TERMINATED, "StartError")])
+def test_a_container_that_did_not_start_is_not_well(state: State, reason: str) -> None:
+    found = document(annotated(None, state, reason, "no limit"))
+    assert not report.all_well(found)
+    assert f"not running   {reason}: no limit" in "\n".join(report.lines(found))
+
+
+def test_a_pending_pod() -> None:
+    pod = annotated(None, State.WAITING)
+    pod.uid, pod.phase, pod.reason, pod.message = "", Phase.PENDING, "Unschedulable", "no nodes"
+    found = document(pod, {**ANNOTATED, "podUIDs": [""]})
+    assert found["pods"][0]["phase"] == "Pending"
+    assert found["pods"][0]["containers"][0]["allocation"] is None
+    assert not report.all_well(found)
+    text = "\n".join(report.lines(found))
+    assert "default/p: Pending: Unschedulable\n  no nodes\n  container main: annotations\n    asked for" in text
+    assert text.endswith("0 of 1 pods admitted.")
+
+
+def test_gpus_kept_for_fractions_are_shown() -> None:
+    shared = {"gpu": "GPU-0", "mode": "sm-sharing", "bookedMiB": 4096, "sizeMiB": 81900}
+    found = report.document(node={**NODE, "fractions": [shared]}, pods=[], allocations=[], ours=[])
+    assert "  GPU 0 is kept for fractions (sm-sharing): 4096 of 81900 MiB booked by the scheduler" in report.lines(
+        found
+    )
 
 
 def test_a_refused_pod_shows_what_it_asked_for_and_holds_nothing() -> None:

@@ -3,21 +3,26 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cdi.model import Hook
-from cdi.registry import find_gpu_kind, scan
+from cdi.registry import Registry, find_gpu_kind, scan
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim import runtime as runtime_module
+from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import (
     DEVICE_PLUGIN_KIND,
     CreateContainerError,
+    Created,
     Edits,
     Runtime,
+    StartContainerError,
+    edits_of,
     merged_answer,
-    resolve,
+    oci_spec,
     terminate,
     write_nvidia_spec,
 )
@@ -31,6 +36,18 @@ GPUS = ("GPU-0", "GPU-1", "GPU-2")
 
 def answer(*names: str, **envs: str) -> pb.ContainerAllocateResponse:
     return pb.ContainerAllocateResponse(envs=envs, cdi_devices=[pb.CDIDevice(name=name) for name in names])
+
+
+def resolve(registry: Registry, given: pb.ContainerAllocateResponse, pod_env: dict[str, str]) -> Edits:
+    return edits_of(*oci_spec(registry, given, pod_env))
+
+
+def created(edits: Edits, uid: str = "uid") -> Created:
+    return Created("0123", uid, "c", edits)
+
+
+def pod(env: dict[str, str] | None = None) -> PodSpec:
+    return PodSpec("p", (ContainerSpec("c", env=tuple((env or {}).items())),))
 
 
 def test_of_several_answers_the_first_writer_wins_and_names_count_once() -> None:
@@ -83,25 +100,25 @@ def test_the_nvidia_spec_is_usable(tmp_path: Path, name: str, minors: list[int])
 def test_a_container_sees_gpus_by_device_node_or_by_env(visible: str, nvidia_runtime: bool, expected: str) -> None:
     runtime = Runtime((), GPUS, nvidia_runtime=nvidia_runtime)
     edits = Edits(env={"NVIDIA_VISIBLE_DEVICES": visible}, device_nodes=({"path": "/dev/nvidia1"},))
-    process, env = runtime.start("uid", "c", edits, to_completion=True)
+    process, env = runtime.start(created(edits), to_completion=True)
     assert process.wait() == 0
     assert env["GPUFRAC_SIM_DEVICES"] == expected
 
 
 def test_unresolvable_devices_are_named(tmp_path: Path) -> None:
     with pytest.raises(CreateContainerError, match="CDI device injection failed: unresolvable CDI devices x/y=z"):
-        Runtime((str(tmp_path),)).resolve([answer("x/y=z")], {})
+        Runtime((str(tmp_path),)).create(pod(), "uid", pod().containers[0], [answer("x/y=z")])
 
 
-def test_an_environment_no_process_can_have_is_an_error_of_creation() -> None:
-    with pytest.raises(CreateContainerError, match="failed to create"):
-        Runtime(()).start("uid", "c", Edits(env={"A": "\0"}), to_completion=True)
+def test_an_environment_no_process_can_have_is_an_error_of_the_start() -> None:
+    with pytest.raises(StartContainerError, match="failed to create"):
+        Runtime(()).start(created(Edits(env={"A": "\0"})), to_completion=True)
 
 
 def test_terminate_ends_the_process_and_what_was_started_in_the_container() -> None:
     runtime = Runtime(())
-    process, env = runtime.start("uid-1", "c", Edits(), to_completion=False)
-    other, _ = runtime.start("uid-2", "c", Edits(), to_completion=False)
+    process, env = runtime.start(created(Edits(), "uid-1"), to_completion=False)
+    other, _ = runtime.start(created(Edits(), "uid-2"), to_completion=False)
     stubborn = subprocess.Popen(
         ["/bin/sh", "-c", "trap '' TERM; echo up; while :; do /bin/sleep 0.1; done"], env=env, stdout=subprocess.PIPE
     )
@@ -138,13 +155,16 @@ class Node:
 
     @property
     def cgroup(self) -> str:
-        return f"{self.driver.cgroups.root}/kubepods.slice/kubepods-podu_1.slice/cri-containerd-c.scope"
+        """Of the newest container."""
+        slices = f"{self.driver.cgroups.root}/kubepods.slice/kubepods-podu_1.slice"
+        return f"{slices}/cri-containerd-{self.runtime.sandboxes.newest('u-1', 'c')}.scope"
 
-    def edits(self, *uuids: str, kind: str = DEVICE_PLUGIN_KIND, **env: str) -> Edits:
-        return self.runtime.resolve([answer(*(f"{kind}={uuid}" for uuid in uuids))], env)
+    def create(self, *uuids: str, kind: str = DEVICE_PLUGIN_KIND, **env: str) -> Created:
+        answers = [answer(*(f"{kind}={uuid}" for uuid in uuids))]
+        return self.runtime.create(pod(env), "u-1", ContainerSpec("c", env=tuple(env.items())), answers)
 
-    def start(self, edits: Edits) -> "subprocess.Popen[bytes]":
-        process, _ = self.runtime.start("u-1", "c", edits, to_completion=False)
+    def start(self, created: Created) -> "subprocess.Popen[bytes]":
+        process, _ = self.runtime.start(created, to_completion=False)
         self.processes.append(process)
         return process
 
@@ -167,7 +187,7 @@ def node(short_tmp: Path) -> Iterator[Node]:
 
 
 def test_a_container_has_a_cgroup_and_is_confined_there(node: Node) -> None:
-    process = node.start(node.edits(UUIDS[1]))
+    process = node.start(node.create(UUIDS[1]))
     tree = node.driver.cgroups
     assert (tree.cgroup_of(process.pid), Path(node.cgroup, "cgroup.procs").read_text()) == (
         node.cgroup,
@@ -182,9 +202,9 @@ def test_the_device_plugins_kind_alone_carries_the_hook(node: Node) -> None:
     registry = scan([str(node.cdi)])
     assert registry.errors == {}
     assert find_gpu_kind(registry, UUIDS).hooked == {DEVICE_PLUGIN_KIND}
-    hooks = node.edits("all").hooks
+    hooks = node.create("all").edits.hooks
     assert [hook["args"][-2:] for hook in hooks] == [["--gpu-id", uuid] for uuid in UUIDS]
-    assert node.edits(UUIDS[0], kind="nvidia.com/gpu").hooks == ()
+    assert node.create(UUIDS[0], kind="nvidia.com/gpu").edits.hooks == ()
 
 
 @pytest.mark.parametrize(
@@ -205,14 +225,14 @@ def test_the_device_plugins_kind_alone_carries_the_hook(node: Node) -> None:
 def test_what_the_hook_makes_of_an_environment(
     node: Node, env: dict[str, str], expected: tuple[int, int | None] | str
 ) -> None:
-    edits = node.edits(*UUIDS, **env)
+    container = node.create(*UUIDS, **env)
     if isinstance(expected, str):
-        with pytest.raises(CreateContainerError) as caught:
-            node.start(edits)
+        with pytest.raises(StartContainerError) as caught:
+            node.start(container)
         assert f"error running createRuntime hook #0: exit status 1, stdout: , stderr: {expected}" in str(caught.value)
         assert not os.path.exists(node.cgroup)
         return
-    node.start(edits)
+    node.start(container)
     assert [node.limits(uuid) for uuid in UUIDS] == [expected, expected]
 
 
@@ -227,32 +247,35 @@ def test_what_the_hook_makes_of_an_environment(
         ("driver-version", "580.1", "Function Not Found"),
     ],
 )
-def test_a_hook_that_fails_fails_the_creation(
+def test_a_hook_that_fails_fails_the_start(
     node: Node, monkeypatch: pytest.MonkeyPatch, fault: str, text: str, expected: str
 ) -> None:
     monkeypatch.setattr(runtime_module, "HOOK_TIMEOUT_S", 0.05)
     node.driver.set_fault(fault, text)
-    with pytest.raises(CreateContainerError) as caught:
-        node.start(node.edits(UUIDS[0], **{LIMIT: "1"}))
+    with pytest.raises(StartContainerError) as caught:
+        node.start(node.create(UUIDS[0], **{LIMIT: "1"}))
     assert expected in str(caught.value)
     node.driver.clear_fault(fault)
-    node.start(node.edits(UUIDS[0], **{LIMIT: "1"}))
+    node.start(node.create(UUIDS[0], **{LIMIT: "1"}))
 
 
 def test_other_hooks_are_left_alone(node: Node) -> None:
     hook = Hook(hook_name="createRuntime", path="/no/such", args=("x", "hook", "update-ldcache"))
-    node.start(Edits(env={LIMIT: "1"}, hooks=({"path": hook.path, "args": list(hook.args)},)))
+    container = node.create()
+    edits = Edits(env={LIMIT: "1"}, hooks=({"path": hook.path, "args": list(hook.args)},))
+    node.start(replace(container, edits=edits))
     assert node.limits() == (0, None)
 
 
 def test_the_end_of_a_container_takes_all_its_processes_and_clears_nothing(node: Node) -> None:
-    node.start(node.edits(UUIDS[0], **{REQUEST: "4096", LIMIT: "8192"}))
+    node.start(node.create(UUIDS[0], **{REQUEST: "4096", LIMIT: "8192"}))
     with subprocess.Popen(["/usr/bin/env", "-i", "/bin/sleep", "60"]) as clean:
         node.runtime.enter("u-1", "c", clean.pid)
         above = os.path.dirname(node.cgroup)
         node.runtime.end(node.processes, "u-1", "c")
         assert clean.wait(10) != 0
     assert not os.path.exists(node.cgroup)
+    assert os.path.isdir(above)
     assert node.reserved(above) == str(4 * GIB), "what was reserved leaks"
     node.runtime.end((), "u-1")
     assert not os.path.exists(above)
@@ -262,6 +285,6 @@ def test_the_end_of_a_container_takes_all_its_processes_and_clears_nothing(node:
 
 
 def test_a_container_that_starts_again_begins_without_limits(node: Node) -> None:
-    node.start(node.edits(UUIDS[0], **{LIMIT: "8192"}))
-    node.start(node.edits(UUIDS[0]))
+    node.start(node.create(UUIDS[0], **{LIMIT: "8192"}))
+    node.start(node.create(UUIDS[0]))
     assert node.limits() == (0, None)

@@ -1,0 +1,449 @@
+"""A stand-in for KAI Scheduler's fractions of GPUs, on one node: what its admission, scheduler and binder do (pure).
+
+As of KAI 0.18 with NvFractions, and no more of it than decides what a pod's annotations say in the end: no queues, no
+preemption, no taints. Nothing is remembered: what is taken follows from the pods that are there, as with the real one.
+
+- The memory requests on one GPU sum up to at most its size, which is the node's label rounded down to 100 MiB.
+- The pods on one GPU have one compute mode. It is that of the GPU's group, which lives as long as its reservation pod.
+- Limits are never booked, and nothing is left for the driver: so a node may have to refuse what was placed.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from deviceplugin.sim.annotations import (
+    CONTAINER,
+    COUNT,
+    DEVICES,
+    FRACTION,
+    FRACTION_LIMIT,
+    LIMIT,
+    MEMORY,
+    MEMORY_LIMIT,
+    MODE,
+    PREFIX,
+    REQUEST,
+    SUFFIXES,
+    asked_of,
+    is_fractional,
+    split_key,
+)
+from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
+from mpsd.errors import ConfigError
+from mpsd.gpu.model import MIB
+from mpsd.quantity import QuantityError, parse_quantity
+
+SCHEDULER = "kai-scheduler"
+"""schedulerName of its pods: its admission looks at no others."""
+RESERVATION_NAMESPACE, RESERVATION_CONTAINER = "kai-resource-reservation", "resource-reservation"
+RESERVED_RESOURCE = "nvidia.com/gpu"
+RESERVED_GPU = "run.ai/reserve_for_gpu_index"
+"""Annotation of a reservation pod, with the UUID of its GPU whatever its name says."""
+GROUP_LABEL = "runai-gpu-group"
+PORTION_PREFIX, PORTION_SUFFIX = "kai.scheduler/container.", ".gpu-memory.portion.limit"
+TIME_SLICING, SM_SHARING = "time-slicing", "sm-sharing"
+CDI_KIND = "k8s.device-plugin.nvidia.com/gpu"
+
+_BINDER = "system:serviceaccount:kai-scheduler:binder"
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_SIZE_STEP_MIB = 100
+_NO_FIT = "no nodes with enough resources were found: 1 node(s) didn't have enough resources: {}."
+
+
+class DeniedError(ConfigError):
+    """KAI's admission webhook refuses a pod. The text is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A GPU that is shared out in fractions. `id` is KAI's own and not the GPU's UUID."""
+
+    id: str
+    gpu: str
+    mode: str
+    booked_mib: int = 0
+    pods: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The node as the scheduler sees it.
+
+    Args:
+        gpu_mib: the label nvidia.com/gpu.memory: every GPU is taken to have this much.
+        idle: GPUs that nobody holds, in the order in which the device plugin gives them.
+    """
+
+    name: str
+    gpu_mib: int
+    idle: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def size_mib(self) -> int:
+        """What may be booked on a GPU."""
+        return self.gpu_mib // _SIZE_STEP_MIB * _SIZE_STEP_MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a pod goes: on these groups, in this order. `new` are those that need a reservation pod first."""
+
+    groups: tuple[Group, ...]
+    new: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unschedulable:
+    """Why a pod stays Pending. `message` opens with KAI's words, `detail` says more."""
+
+    message: str
+    detail: str = ""
+    reason: str = "Unschedulable"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What an admitted pod asks for, on each of so many GPUs. One of `portion` and `memory_mib` is given."""
+
+    container: str
+    count: int
+    mode: str
+    portion: float | None = None
+    memory_mib: int | None = None
+
+    def mib(self, size_mib: int) -> int:
+        if self.memory_mib is not None:
+            return self.memory_mib
+        return int((self.portion or 0.0) * size_mib)
+
+
+# -- admission
+
+
+def admitted(pod: PodSpec, prefix: str = PREFIX) -> PodSpec:
+    """A fractional pod as KAI's admission lets it in: with the keys of its container that follow from `gpu-memory` and
+    the limits of a whole pod.
+
+    Raises DeniedError.
+    """
+    for key in pod.annotations:
+        # Whoever's it is: below its prefix it takes only what it knows.
+        if key.startswith(prefix) and not _known(key, prefix):
+            raise DeniedError(f"invalid NvFractions annotation key: {key}")
+    pod = _mutated(pod, prefix)
+    if pod.scheduler == SCHEDULER:
+        for key in pod.annotations:
+            if key.startswith(prefix) and key.endswith(DEVICES):
+                raise DeniedError(f"{key}: {DEVICES} annotations may only be modified by {_BINDER}")
+    _validate(pod, prefix)
+    return pod
+
+
+def _known(key: str, prefix: str) -> bool:
+    parts = split_key(key, prefix)
+    return parts is not None and parts[1] in SUFFIXES
+
+
+def target(pod: PodSpec) -> str:
+    """The container that gets the fraction."""
+    named = pod.annotations.get(CONTAINER)
+    return named if named is not None else next((c.name for c in pod.containers if c.role is Role.APP), "")
+
+
+def _mutated(pod: PodSpec, prefix: str) -> PodSpec:
+    container, keys = target(pod), pod.annotations
+    added: dict[str, str] = {}
+    for source, key, value in (
+        (MEMORY, f"{prefix}{container}{REQUEST}", f"{keys.get(MEMORY)}Mi"),
+        (MEMORY_LIMIT, f"{prefix}{container}{LIMIT}", keys.get(MEMORY_LIMIT, "")),
+        (FRACTION_LIMIT, f"{PORTION_PREFIX}{container}{PORTION_SUFFIX}", keys.get(FRACTION_LIMIT, "")),
+    ):
+        if source in keys and (source != MEMORY or _is_positive(keys[MEMORY])):
+            if keys.get(key, value) != value:  # as text: 4Gi is at odds with 4096Mi
+                raise DeniedError(f"{source} annotation conflicts with {key} annotation")
+            added[key] = value
+    return replace(pod, annotations={**keys, **added})
+
+
+def _validate(pod: PodSpec, prefix: str) -> None:
+    """KAI's rules, in its order."""
+    keys = pod.annotations
+    fraction = _go_float(keys.get(FRACTION))
+    _validate_shorthands(keys, fraction)
+    for key, value in keys.items():
+        if key.startswith(PORTION_PREFIX) and key.endswith(PORTION_SUFFIX):
+            container = key.removeprefix(PORTION_PREFIX).removesuffix(PORTION_SUFFIX)
+            if container != target(pod):
+                raise DeniedError(f"{key} annotation does not match the gpu-fraction target container {target(pod)}")
+            _validate_portion(key, value, keys, fraction)
+    if COUNT in keys and not _is_positive(keys[COUNT]):
+        raise DeniedError("fraction count annotation value must be a positive integer greater than 0")
+    sizes = _sizes(keys, prefix)
+    if FRACTION in keys and (fraction is None or not 0 < fraction < 1):
+        raise DeniedError("gpu-fraction annotation value must be a positive number smaller than 1.0")
+    if MEMORY in keys and not _is_positive(keys[MEMORY]):
+        raise DeniedError("gpu-memory annotation value must be a positive integer greater than 0")
+    if COUNT in keys and not is_fractional(pod, prefix):
+        raise DeniedError(
+            "cannot request multiple fractional devices without specifying fraction details (portion or memory)"
+        )
+    _validate_containers(pod, sizes, prefix)
+    _validate_combinations(pod, sizes, prefix)
+
+
+def _validate_shorthands(keys: Mapping[str, str], fraction: float | None) -> None:
+    if FRACTION_LIMIT in keys:
+        _validate_portion(FRACTION_LIMIT, keys[FRACTION_LIMIT], keys, fraction)
+    if MEMORY_LIMIT in keys:
+        if MEMORY not in keys:
+            raise DeniedError(f"{MEMORY_LIMIT} annotation can only be used together with {MEMORY} annotation")
+        limit = _quantity(keys[MEMORY_LIMIT])
+        if limit is None or _FLOAT.fullmatch(keys[MEMORY_LIMIT]):
+            raise DeniedError(
+                f"{MEMORY_LIMIT} annotation value must be a positive Kubernetes memory quantity with a unit"
+            )
+        if _is_positive(keys[MEMORY]) and limit < int(keys[MEMORY]) * MIB:
+            raise DeniedError(
+                f"{MEMORY_LIMIT} annotation value must not be smaller than gpu-memory annotation value "
+                f"({keys[MEMORY]} MiB)"
+            )
+
+
+def _validate_portion(key: str, value: str, keys: Mapping[str, str], fraction: float | None) -> None:
+    if FRACTION not in keys:
+        raise DeniedError(f"{key} annotation can only be used together with {FRACTION} annotation")
+    limit = _go_float(value)
+    if len(value.partition(".")[2]) > 5:
+        raise DeniedError(f"{key} annotation value must have at most 5 digits after the decimal point")
+    if limit is None or not 0 < limit < 1:
+        raise DeniedError(f"{key} annotation value must be a positive number smaller than 1.0. Got {value}")
+    if fraction is not None and limit <= fraction:
+        raise DeniedError(f"{key} annotation value must be greater than gpu-fraction annotation value")
+
+
+def _sizes(keys: Mapping[str, str], prefix: str) -> dict[str, dict[str, float]]:
+    """Bytes by container and suffix."""
+    sizes: dict[str, dict[str, float]] = {}
+    for key, value in keys.items():
+        parts = split_key(key, prefix)
+        if parts is None:
+            continue
+        container, suffix = parts
+        of_container = sizes.setdefault(container, {})
+        if suffix in (REQUEST, LIMIT):
+            size = _quantity(value)
+            if size is None:
+                raise DeniedError(f"{key} annotation value must be a valid Kubernetes memory quantity greater than 0")
+            of_container[suffix] = size
+    return sizes
+
+
+def _validate_containers(pod: PodSpec, sizes: Mapping[str, Mapping[str, float]], prefix: str) -> None:
+    present = {container.name for container in pod.containers}
+    named = [container for container in sizes if any(f"{prefix}{container}{s}" in pod.annotations for s in SUFFIXES)]
+    for container in [*named, *([target(pod)] if is_fractional(pod, prefix) and not named else [])]:
+        if container not in present:
+            raise DeniedError(
+                f"container {container} not found in pod spec, but a fractional annotation referencing it was found"
+            )
+    for container, size in sizes.items():
+        if size.get(REQUEST, 0) > size.get(LIMIT, float("inf")):
+            raise DeniedError(f"invalid fraction request for container {container}: request is greater than limit")
+    if len(named) > 1:
+        raise DeniedError("currently, kai doesn't support multiple containers with fractional GPU requests")
+    wanted = pod.annotations.get(CONTAINER)
+    if named and wanted is not None and wanted != named[0]:
+        raise DeniedError(f"{CONTAINER} annotation value {wanted} does not match container name {named[0]}")
+
+
+def _validate_combinations(pod: PodSpec, sizes: Mapping[str, Mapping[str, float]], prefix: str) -> None:
+    keys = pod.annotations
+    if any(RESERVED_RESOURCE in container.resources for container in pod.containers):
+        raise DeniedError("cannot have both GPU fraction request and whole GPU resource request/limit")
+    limited = any(LIMIT in size for size in sizes.values())
+    for key, shorthand in ((FRACTION, None), (MEMORY, MEMORY_LIMIT)):
+        if limited and key in keys and shorthand not in keys:
+            raise DeniedError(f"cannot combine {prefix} limit annotation with {key}")
+    if FRACTION in keys and MEMORY in keys:
+        raise DeniedError("cannot request both gpu-fraction and GPU memory request")
+    for container, size in sizes.items():
+        if MEMORY in keys and REQUEST in size and size[REQUEST] != int(keys[MEMORY]) * MIB:
+            raise DeniedError(
+                f"NvFractions memory request ({keys[f'{prefix}{container}{REQUEST}']}) does not match gpu-memory "
+                f"annotation value ({keys[MEMORY]} MiB)"
+            )
+        mode = keys.get(f"{prefix}{container}{MODE}", TIME_SLICING)
+        if mode not in (TIME_SLICING, SM_SHARING):
+            raise DeniedError(f"invalid NvFractions compute mode: {mode}")
+
+
+# -- placement
+
+
+def place(pod: PodSpec, node: Node, new_group: Callable[[str], str], prefix: str = PREFIX) -> Placement | Unschedulable:
+    """Chooses the GPUs of an admitted pod: those already shared and fullest first, then idle ones.
+
+    Args:
+        new_group: gives the ID of a group on an idle GPU.
+    """
+    ask = _ask(pod, node, prefix)
+    size_mib, needed_mib = node.size_mib, ask.mib(node.size_mib)
+    if needed_mib > size_mib:
+        return Unschedulable(
+            _NO_FIT.format("GPU memory"),
+            f"Each gpu on the node has a gpu memory capacity of {size_mib} Mib. {needed_mib} Mib of gpu memory has "
+            "been requested.",
+        )
+    fitting = [g for g in node.groups if g.mode == ask.mode and g.booked_mib + needed_mib <= size_mib]
+    fitting.sort(key=lambda group: (-group.booked_mib, group.gpu))
+    chosen = fitting[: ask.count]
+    new = tuple(Group(new_group(gpu), gpu, ask.mode) for gpu in node.idle[: ask.count - len(chosen)])
+    if len(chosen) + len(new) < ask.count:
+        return Unschedulable(_NO_FIT.format("GPUs"), _why_not(ask, needed_mib, node))
+    return Placement((*chosen, *new), new)
+
+
+def _why_not(ask: _Ask, needed_mib: int, node: Node) -> str:
+    several = f"{ask.count} GPUs with " if ask.count > 1 else ""
+    reasons = [
+        f"GPU {group.gpu} has {node.size_mib - group.booked_mib} of {node.size_mib} MiB free"
+        if group.mode == ask.mode
+        else f"GPU {group.gpu} is shared by {group.mode}"
+        for group in node.groups
+    ]
+    idle = {0: "no GPU is idle", 1: "1 GPU is idle"}.get(len(node.idle), f"{len(node.idle)} GPUs are idle")
+    return f"requested: {several}{needed_mib} MiB, {ask.mode}. {'; '.join([*reasons, idle])}."
+
+
+def _ask(pod: PodSpec, node: Node, prefix: str) -> _Ask:
+    """What an admitted pod asks for. A request key counts before `gpu-fraction`, but for the one that the binder made
+    from it."""
+    keys = pod.annotations
+    named = [c.name for c in pod.containers if asked_of(keys, c.name, prefix).fractional]
+    container = named[0] if named else target(pod)
+    asked = asked_of(keys, container, prefix)
+    count = int(keys[COUNT]) if _is_positive(keys.get(COUNT, "")) else 1
+    mode = asked.mode or TIME_SLICING
+    portion = _go_float(keys.get(FRACTION))
+    if portion is not None and asked.request in (None, f"{_portion_mib(portion, node)}Mi"):
+        return _Ask(container, count, mode, portion=portion)
+    text = asked.request if asked.request is not None else asked.limit
+    return _Ask(container, count, mode, memory_mib=(_quantity(text or "") or 0) // MIB)
+
+
+def _portion_mib(portion: float, node: Node) -> int:
+    return int(node.gpu_mib * float(f"{portion:.2f}"))  # it travels with two decimals
+
+
+# -- binding
+
+
+def bound(
+    pod: PodSpec, placement: Placement, node: Node, prefix: str = PREFIX, *, cdi: bool = True
+) -> PodSpec | Unschedulable:
+    """An admitted pod with everything that the binder writes.
+
+    Args:
+        cdi: devices are named as CDI devices.
+    """
+    ask, keys = _ask(pod, node, prefix), pod.annotations
+    key = f"{prefix}{ask.container}"
+    written = {"received-resource-type": "Fraction"}
+    if f"{key}{REQUEST}" not in keys and ask.portion is not None:
+        request_mib = _portion_mib(ask.portion, node)
+        if request_mib == 0:
+            return Unschedulable("calculated gpu memory request is zero", reason="BindingError")
+        written[f"{key}{REQUEST}"] = f"{request_mib}Mi"
+    portion_limit = _go_float(keys.get(f"{PORTION_PREFIX}{ask.container}{PORTION_SUFFIX}"))
+    if f"{key}{LIMIT}" not in keys and portion_limit is not None:
+        written[f"{key}{LIMIT}"] = f"{int(node.gpu_mib * portion_limit)}Mi"
+    written[f"{key}{DEVICES}"] = ",".join(f"{CDI_KIND}={g.gpu}" if cdi else g.gpu for g in placement.groups)
+    groups = [group.id for group in placement.groups]
+    labels = {GROUP_LABEL: groups[0]} if len(groups) == 1 else {f"{GROUP_LABEL}/{group}": group for group in groups}
+    return replace(pod, annotations={**keys, **written}, labels={**pod.labels, **labels})
+
+
+def reservation(group: Group, node_name: str, prefix: str = PREFIX) -> PodSpec:
+    """The pod that keeps a group's GPU, as it is before it has found out which that is."""
+    digest = hashlib.sha256(f"{node_name}/{group.id}".encode()).hexdigest()[:16]
+    return PodSpec(
+        name=f"gpu-reservation-{digest}",
+        namespace=RESERVATION_NAMESPACE,
+        containers=(ContainerSpec(RESERVATION_CONTAINER, {RESERVED_RESOURCE: 1}),),
+        labels={GROUP_LABEL: group.id, "app": RESERVATION_NAMESPACE},
+        annotations={
+            "karpenter.sh/do-not-disrupt": "true",
+            f"{prefix}{RESERVATION_CONTAINER}{MODE}": group.mode,
+        },
+    )
+
+
+def reserving(pod: PodSpec, gpu: str) -> PodSpec:
+    """A reservation pod once it has found out its GPU."""
+    return replace(pod, annotations={**pod.annotations, RESERVED_GPU: gpu})
+
+
+# -- what there is
+
+
+def is_reservation(pod: PodSpec) -> bool:
+    """Whether a pod keeps a GPU for fractions."""
+    return pod.namespace == RESERVATION_NAMESPACE and GROUP_LABEL in pod.labels
+
+
+def groups_of(pods: Iterable[PodSpec], node: Node, prefix: str = PREFIX) -> tuple[Group, ...]:
+    """The groups on a node, from all its pods."""
+    listed = list(pods)
+    found = {
+        pod.labels[GROUP_LABEL]: Group(
+            pod.labels[GROUP_LABEL],
+            pod.annotations.get(RESERVED_GPU, ""),
+            pod.annotations.get(f"{prefix}{RESERVATION_CONTAINER}{MODE}") or TIME_SLICING,
+        )
+        for pod in listed
+        if is_reservation(pod)
+    }
+    for pod in listed:
+        if is_reservation(pod):
+            continue
+        for group in group_ids(pod):
+            if (known := found.get(group)) is not None:
+                booked_mib = known.booked_mib + _ask(pod, node, prefix).mib(node.size_mib)
+                found[group] = replace(known, booked_mib=booked_mib, pods=known.pods + 1)
+    return tuple(found.values())
+
+
+def group_ids(pod: PodSpec) -> list[str]:
+    """The groups that a pod is on."""
+    return [v for k, v in pod.labels.items() if k == GROUP_LABEL or k.startswith(f"{GROUP_LABEL}/")]
+
+
+def vacated(pods: Sequence[PodSpec]) -> list[PodSpec]:
+    """Reservation pods that keep a GPU for nobody."""
+    used = {group for pod in pods if not is_reservation(pod) for group in group_ids(pod)}
+    return [pod for pod in pods if is_reservation(pod) and pod.labels[GROUP_LABEL] not in used]
+
+
+# -- values
+
+
+def _go_float(text: str | None) -> float | None:
+    """strconv.ParseFloat, but for hexadecimal numbers, infinities and NaN: no rule lets these pass."""
+    return float(text) if text is not None and _FLOAT.fullmatch(text) else None
+
+
+def _is_positive(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text[:20]) < 1 << 64 and len(text) <= 20
+
+
+def _quantity(text: str) -> int | None:
+    """Bytes of a quantity above zero."""
+    try:
+        size = parse_quantity(text)
+    except QuantityError:
+        return None
+    return ceil(size) if size > 0 else None

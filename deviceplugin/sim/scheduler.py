@@ -1,0 +1,148 @@
+"""The stand-in for KAI Scheduler on a simulated node: what `schedule` decides, done through the stub kubelet."""
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+from deviceplugin.sim import schedule
+from deviceplugin.sim.annotations import DEVICES, INPUTS, is_fractional, is_placed
+from deviceplugin.sim.devicemanager import Held
+from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
+from deviceplugin.sim.manifests import LoadedPod
+from deviceplugin.sim.pods import NODE_NAME, PodSpec
+from deviceplugin.sim.runtime import Container, State
+from deviceplugin.sim.schedule import DeniedError, Group, Unschedulable
+from mpsd.errors import ConfigError
+
+RESERVE_S = 10.0
+"""How long a reservation pod may take to start. KAI waits 40 s."""
+GPU_RESOURCE = schedule.RESERVED_RESOURCE
+
+
+class Scheduler:
+    """Places fractional pods on the node's GPUs. State: the pods of the kubelet, and nothing else.
+
+    Args:
+        gpus: UUIDs of the GPUs that NVIDIA's device plugin would offer.
+        gpu_mib: size of each.
+        gpu_kind: CDI kind by which devices are named; empty where the runtime goes by NVIDIA_VISIBLE_DEVICES.
+    """
+
+    def __init__(
+        self,
+        kubelet: StubKubelet,
+        *,
+        gpus: Sequence[str],
+        gpu_mib: int,
+        prefix: str,
+        gpu_kind: str,
+        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        self._kubelet, self._gpus, self._gpu_mib = kubelet, tuple(gpus), gpu_mib
+        self._prefix, self._gpu_kind, self._new_id = prefix, gpu_kind, new_id
+
+    def takes(self, pod: PodSpec) -> bool:
+        """Whether it is this scheduler's: it asks for a fraction, and nobody has placed it."""
+        return is_fractional(pod, self._prefix) and not is_placed(pod, self._prefix)
+
+    def admit(self, pod: PodSpec) -> AdmittedPod:
+        """Places and admits a pod; one that fits nowhere has phase Pending, and is not kept.
+
+        Raises DeniedError, and PodError when a pod of that name is there.
+        """
+        pod = schedule.admitted(pod, self._prefix)
+        node = self._node()
+        placement = schedule.place(pod, node, lambda gpu: self._new_id(), self._prefix)
+        if isinstance(placement, Unschedulable):
+            return _pending(pod, placement)
+        bound = schedule.bound(pod, placement, node, self._prefix, cdi=bool(self._gpu_kind))
+        if isinstance(bound, Unschedulable):
+            return _pending(pod, bound)
+        for group in placement.new:
+            if trouble := self._reserve(group):
+                self.sync()
+                return _pending(pod, Unschedulable(trouble, reason="BindingError"))
+        return self._kubelet.admit(bound)
+
+    def sync(self) -> None:
+        """Removes reservation pods that keep a GPU for nobody."""
+        pods = {pod.spec.full_name: pod for pod in self._present()}
+        for spec in schedule.vacated([pod.spec for pod in pods.values()]):
+            self._kubelet.delete(pods[spec.full_name])
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The GPUs shared now."""
+        return self._node().groups
+
+    @property
+    def size_mib(self) -> int:
+        """What may be booked on each GPU."""
+        return self._node().size_mib
+
+    def _node(self) -> schedule.Node:
+        node = schedule.Node(NODE_NAME, self._gpu_mib)
+        pods = self._present()
+        groups = schedule.groups_of((pod.spec for pod in pods), node, self._prefix)
+        kept = {group.gpu for group in groups}
+        idle = sorted((gpu for gpu in self._gpus if gpu not in kept), key=lambda gpu: self._used(gpu, pods))
+        return schedule.Node(NODE_NAME, self._gpu_mib, tuple(idle), groups)
+
+    def _used(self, gpu: str, pods: Iterable[AdmittedPod]) -> bool:
+        """Whether somebody uses it whom the scheduler does not see: such a GPU is chosen last."""
+        return any(
+            identifier.startswith(gpu)
+            for pod in pods
+            for container in pod.containers
+            for ids in container.devices.values()
+            for identifier in ids
+        ) or any(gpu in value for pod in pods for key, value in pod.spec.annotations.items() if key.endswith(DEVICES))
+
+    def _present(self) -> list[AdmittedPod]:
+        return [pod for pod in self._kubelet.pods() if pod.phase is Phase.ADMITTED]
+
+    def _reserve(self, group: Group) -> str:
+        """Has a reservation pod keep a GPU. Why it could not, empty when it does."""
+        spec = schedule.reservation(group, NODE_NAME, self._prefix)
+        answer = pb.ContainerAllocateResponse()
+        if self._gpu_kind:
+            answer.cdi_devices.add(name=f"{self._gpu_kind}={group.gpu}")
+        else:
+            answer.envs["NVIDIA_VISIBLE_DEVICES"] = group.gpu
+        held = Held({-1: (group.gpu,)}, answer.SerializeToString())
+        pod = self._kubelet.admit(spec, {schedule.RESERVATION_CONTAINER: {GPU_RESOURCE: held}})
+        self._kubelet.wait_settled([pod], RESERVE_S)
+        (container,) = pod.containers
+        if container.state is not State.RUNNING:
+            self._kubelet.delete(pod)
+            return f"reservation pod {spec.full_name} did not start: {container.reason}: {container.message}"
+        pod.spec = schedule.reserving(pod.spec, group.gpu)
+        return ""
+
+
+def denials(pods: Iterable[LoadedPod], prefix: str) -> list[str]:
+    """Why KAI's admission would not take these pods, one line each. It looks at what asks for a fraction, and at all
+    that bears its name."""
+    found: dict[str, None] = {}
+    for loaded in pods:
+        pod = loaded.pod
+        asks = any(key in INPUTS or key.startswith((prefix, schedule.PORTION_PREFIX)) for key in pod.annotations)
+        ours = is_fractional(pod, prefix) and not is_placed(pod, prefix)
+        if ours or (asks and pod.scheduler == schedule.SCHEDULER):
+            try:
+                schedule.admitted(pod, prefix)
+            except DeniedError as error:
+                found[f"{loaded.source}: pod {pod.full_name}: KAI's admission denied the request: {error}"] = None
+    return list(found)
+
+
+def check(pods: Iterable[LoadedPod], prefix: str) -> None:
+    """Raises ConfigError where KAI's admission would not take some of these pods."""
+    if problems := denials(pods, prefix):
+        raise ConfigError("\n".join(problems))
+
+
+def _pending(pod: PodSpec, why: Unschedulable) -> AdmittedPod:
+    containers = tuple(Container(container, reason="") for container in pod.containers)
+    message = f"{why.message} {why.detail}".strip()
+    return AdmittedPod(pod, "", containers, phase=Phase.PENDING, reason=why.reason, message=message)

@@ -1,0 +1,152 @@
+"""mpsd and plugin as processes, and a container runtime over NRI whose pods are the test's."""
+
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deviceplugin import metrics
+from deviceplugin.nri.model import Container, ContainerState, Pod
+from deviceplugin.sim.nri import NriError, NriRuntime
+from deviceplugin.sim.runtime import write_nvidia_spec
+from deviceplugin.status import PluginStatus
+from mpsd.sim.driver import KUBEPODS, SimulatedDriver, gpu_uuid
+from tests.e2e.pluginnode import PluginNode, kill
+
+SHARE = "gpufrac.dev/gpu-8gi"
+SHARES = f"\n  - {{name: {SHARE}, memory: {{request: 8Gi}}, compute: {{mode: sm-sharing}}}}\n"
+MORE = """
+annotations: {{gpus: {{include: all}}, share: true, trust: {trust}}}
+nri: {{socket: {root}/nri.sock}}
+"""
+PREFIX = "nvidia.com/container.main"
+
+
+class AnnotatedNode:
+    """Two GPUs with driver r615. Everything that runs on it is ended by `close`."""
+
+    def __init__(self, root: Path, trust: str = "any") -> None:
+        self.root = root
+        self.plugin = PluginNode(root, 2, SHARES, MORE.format(root=root, trust=trust), "615.71.09")
+        self.driver = SimulatedDriver(self.plugin.mpsd.simulation)
+        self.socket = f"{root}/nri.sock"
+        self.pods: dict[str, tuple[Pod, Container]] = {}
+        self._count = 0
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self.plugin.close)
+
+    def start(self) -> None:
+        for hooked in (False, True):
+            write_nvidia_spec(str(self.root / "cdi"), [gpu_uuid(0), gpu_uuid(1)], memory_hook=hooked)
+        self.start_runtime()
+        self.plugin.kubelet.start()
+        self.mpsd = self.plugin.mpsd.start()
+        self.plugin.mpsd.until_ready()
+        self.process = self.plugin.start_plugin()
+        self.plugin.until(lambda: self.plugin.allocatable(SHARE) > 0)
+        self.until_ready()
+
+    def start_runtime(self) -> None:
+        self.runtime = NriRuntime(self.socket, inventory=self._inventory)
+        self.runtime.start()
+        self._stack.callback(self.runtime.close)
+
+    def _inventory(self) -> tuple[list[Pod], list[Container]]:
+        return [pod for pod, _ in self.pods.values()], [container for _, container in self.pods.values()]
+
+    def kill_plugin(self) -> None:
+        kill(self.process)
+
+    def start_plugin(self) -> None:
+        self.process = self.plugin.start_plugin()
+        self.until_ready()
+
+    def kill_mpsd(self) -> None:
+        self.mpsd.send_signal(signal.SIGKILL)
+        self.mpsd.wait()
+        self.until(lambda s: s.mpsd_error)
+
+    def start_mpsd(self) -> None:
+        self.mpsd = self.plugin.mpsd.start()
+        self.until(lambda s: not s.mpsd_error)
+
+    def until(self, condition: Callable[[PluginStatus], object]) -> PluginStatus:
+        return self.plugin.until_status(condition)
+
+    def until_ready(self) -> PluginStatus:
+        return self.until(lambda s: s.annotated is not None and s.annotated.readiness == "True")
+
+    def metrics(self) -> str:
+        """What a scrape would give."""
+        return metrics.render(self.plugin.status())
+
+    def ask(self, gpu: int = 0, mode: str = "sm-sharing", limit: str = "8Gi") -> tuple[Pod, Container]:
+        """A pod that asks for a part of a GPU; its sandbox is made."""
+        self._count += 1
+        name = f"p{self._count}"
+        annotations = {
+            f"{PREFIX}.gpu-memory.limit": limit,
+            f"{PREFIX}.gpu-compute.mode": mode,
+            f"{PREFIX}.gpus.devices": gpu_uuid(gpu),
+        }
+        pod = Pod(id=f"s-{name}", name=name, uid=f"uid-{name}", namespace="ns", annotations=annotations, pid=1)
+        cgroups_path = f"{KUBEPODS.removesuffix('.slice')}-pod{name}.slice:cri-containerd:{name}"
+        (self.root / "kubelet" / "pods" / pod.uid).mkdir(parents=True, exist_ok=True)
+        self.runtime.run_pod(pod)
+        return pod, Container(id=name, pod_id=pod.id, name="main", cgroups_path=cgroups_path)
+
+    def make(self, pod: Pod, container: Container) -> str:
+        """Creates and starts it; its pod's name. Raises NriError where that is refused."""
+        given = self.runtime.create_container(pod, container)
+        env = tuple(f"{name}={value}" for name, value in given.env)
+        assert any(entry.startswith("GPUFRAC_ALLOCATION=") for entry in env), "it would run without its limit"
+        made = Container(
+            id=container.id,
+            pod_id=pod.id,
+            name="main",
+            state=ContainerState.RUNNING,
+            env=env,
+            cgroups_path=container.cgroups_path,
+        )
+        slices, _, name = container.cgroups_path.split(":")
+        self.driver.make_cgroup(f"{KUBEPODS}/{slices}/cri-containerd-{name}.scope")
+        self.runtime.start_container(pod, made)
+        self.pods[pod.name] = (pod, made)
+        return pod.name
+
+    def make_at_last(self, pod: Pod, container: Container) -> str:
+        """Tries until it is made, as the kubelet does."""
+        done: list[str] = []
+
+        def attempt() -> bool:
+            with contextlib.suppress(NriError):
+                done.append(self.make(pod, container))
+            return bool(done)
+
+        self.plugin.until(attempt)
+        return done[0]
+
+    def refusal(self, pod: Pod, container: Container) -> str:
+        with pytest.raises(NriError) as refused:
+            self.make(pod, container)
+        return str(refused.value)
+
+    def end(self, name: str) -> None:
+        """Deletes a pod, and waits until what it held is free."""
+        self.stop(self.pods.pop(name)[0])
+        self.until(lambda s: all(a.pod != name for a in s.allocations))
+
+    def stop(self, pod: Pod) -> None:
+        """Its sandbox and its directory go."""
+        self.runtime.stop_pod(pod)
+        self.runtime.remove_pod(pod)
+        (self.root / "kubelet" / "pods" / pod.uid).rmdir()
+
+    def holders(self) -> dict[str, str]:
+        """Pod -> key of what it holds."""
+        return {a.pod: a.key for a in self.plugin.status().allocations}
+
+    def close(self) -> None:
+        self._stack.close()

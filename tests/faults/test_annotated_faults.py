@@ -1,0 +1,219 @@
+"""One table: a fault around annotated pods -> what the runtime is answered, and what is measured. Real processes.
+
+One node lives through all of them. In every row a container runs on GPU 0 before the fault. It keeps what it holds
+whatever happens; and when the fault is over, another is made.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from msgspec import structs
+
+from deviceplugin.nri.model import Adjustment, ContainerState
+from deviceplugin.sim.nri import NriError
+from mpsd.sim.driver import gpu_uuid
+from tests.faults.annotatednode import AnnotatedNode
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.leaks_ok("what a test restarts belongs to the node of all; gRPC keeps pollers"),
+]
+
+
+@contextlib.contextmanager
+def lost_gpu(node: AnnotatedNode) -> Iterator[None]:
+    node.driver.set_fault("lost", uuid=gpu_uuid(0))
+    node.until(lambda s: any("lost" in gpu.reason for gpu in s.gpus))
+    yield
+    node.driver.clear_fault("lost", gpu_uuid(0))
+    node.until(lambda s: not any("lost" in gpu.reason for gpu in s.gpus))
+
+
+@contextlib.contextmanager
+def drained(node: AnnotatedNode) -> Iterator[None]:
+    node.plugin.call("drain", gpu=gpu_uuid(0), reason="fan noise")
+    yield
+    node.plugin.call("undrain", gpu=gpu_uuid(0))
+
+
+@contextlib.contextmanager
+def dead_mpsd(node: AnnotatedNode) -> Iterator[None]:
+    node.kill_mpsd()
+    yield
+    node.start_mpsd()
+
+
+@contextlib.contextmanager
+def dead_daemon(node: AnnotatedNode) -> Iterator[None]:
+    """And it can't be started again."""
+    node.plugin.mpsd.fault("refuse-start", "no licence")
+    pid = next(g.daemon.pid for g in node.plugin.mpsd.client.snapshot().gpus if g.info.index == 0 and g.daemon)
+    assert pid is not None
+    os.kill(pid, 9)
+    node.until(lambda s: any("MPS daemon" in a.reason for a in s.allocations))
+    yield
+    node.plugin.mpsd.clear("refuse-start")
+
+
+@contextlib.contextmanager
+def forgotten_limits(node: AnnotatedNode) -> Iterator[None]:
+    node.driver.set_fault("limit-forgotten")
+    yield
+    node.driver.clear_fault("limit-forgotten")
+
+
+@contextlib.contextmanager
+def dead_kubelet(node: AnnotatedNode) -> Iterator[None]:
+    node.plugin.kubelet.stop()
+    node.until(lambda s: s.kubelet_error)
+    yield
+    node.plugin.kubelet.start()
+    node.until(lambda s: not s.kubelet_error)
+
+
+class Fault(NamedTuple):
+    """`said`: part of the refusal of a container on GPU 0 meanwhile, empty where it is made all the same. `metric`: a
+    line of the exposition then."""
+
+    name: str
+    strike: Callable[[AnnotatedNode], "contextlib.AbstractContextManager[None]"]
+    said: str
+    metric: str = "gpufrac_annotated_refusing 1"
+
+
+TABLE = [
+    Fault("the GPU is lost", lost_gpu, "takes nothing new"),
+    Fault("the GPU is drained", drained, "fan noise", f'gpufrac_gpu_drained{{gpu_uuid="{gpu_uuid(0)}"}} 1'),
+    Fault("mpsd is killed", dead_mpsd, "mpsd does not answer", "gpufrac_mpsd_up 0"),
+    Fault("its daemon is killed and stays away", dead_daemon, "waiting for the MPS daemon of GPU 0"),
+    Fault("limits are taken and not kept", forgotten_limits, "can't be put in force"),
+    Fault("the kubelet is gone", dead_kubelet, "", "gpufrac_kubelet_up 0"),
+]
+
+
+@pytest.fixture(scope="module")
+def _node() -> Iterator[AnnotatedNode]:
+    root = Path(tempfile.mkdtemp(prefix="gf-", dir="/tmp"))
+    node = AnnotatedNode(root)
+    try:
+        node.start()
+        yield node
+    finally:
+        node.close()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def node(_node: AnnotatedNode) -> Iterator[AnnotatedNode]:
+    """The node, as it was left by none."""
+    yield _node
+    for name in list(_node.pods):
+        _node.end(name)
+
+
+@pytest.mark.parametrize("fault", TABLE, ids=lambda fault: fault.name.replace(" ", "-"))
+def test_faults(node: AnnotatedNode, fault: Fault) -> None:
+    running = node.make(*node.ask())
+    before = node.holders()
+    pod, container = node.ask()
+    with fault.strike(node):
+        if fault.said:
+            assert fault.said in node.refusal(pod, container)
+        else:
+            node.make(pod, container)
+        assert fault.metric in node.metrics().splitlines()
+        assert node.holders()[running] == before[running]
+    if fault.said:
+        node.make_at_last(pod, container)
+    holders = node.holders()
+    assert holders[running] == before[running]
+    assert set(holders) == {running, pod.name}
+    node.until(lambda s: s.annotated is not None and not s.annotated.refusing)
+
+
+# -- what is no row of the table: it is not about one answer
+
+
+def test_a_kill_of_the_plugin_loses_nothing_and_books_nothing_twice(node: AnnotatedNode) -> None:
+    first, second = node.make(*node.ask()), node.make(*node.ask(1, "time-slicing"))
+    before = node.holders()
+    node.kill_plugin()
+    pod, container = node.ask()
+    assert node.runtime.create_container(pod, container) == Adjustment(), "the runtime goes on without us"
+    node.pods[pod.name] = (pod, structs.replace(container, state=ContainerState.RUNNING))
+    node.start_plugin()
+    status = node.until(lambda s: len(s.allocations) == 3)
+    assert status.annotated is not None
+    assert [one.pod for one in status.annotated.unenforced] == [pod.name]
+    assert "gpufrac_annotated_unenforced 1" in node.metrics().splitlines()
+    assert {name: key for name, key in node.holders().items() if name in (first, second)} == before
+    del node.pods[pod.name]
+    node.stop(pod)
+
+
+def test_a_restart_of_the_runtime_is_survived_and_what_ended_meanwhile_is_released(node: AnnotatedNode) -> None:
+    stays, goes = node.make(*node.ask()), node.make(*node.ask())
+    before = node.holders()
+    node.runtime.close()
+    status = node.until(lambda s: s.annotated is not None and not s.annotated.runtime)
+    assert status.annotated is not None
+    assert (status.annotated.readiness, status.annotated.error != "") == ("False", True)
+    assert "gpufrac_nri_connected 0" in node.metrics().splitlines()
+    del node.pods[goes]
+    node.start_runtime()
+    node.until_ready()
+    node.until(lambda s: [a.pod for a in s.allocations] == [stays])
+    assert node.holders()[stays] == before[stays]
+
+
+def test_what_a_runtime_garbles_ends_the_link_and_nothing_else(node: AnnotatedNode) -> None:
+    running = node.make(*node.ask())
+    node.runtime.close()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(node.socket)
+    listener.listen()
+    try:
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(struct.pack(">II", 1, 1 << 31))  # a chunk of 2 GiB
+                connection.settimeout(20)
+                with contextlib.suppress(OSError):
+                    while connection.recv(4096):
+                        pass
+    finally:
+        listener.close()
+        os.unlink(node.socket)
+    node.start_runtime()
+    node.until_ready()
+    assert running in node.holders()
+
+
+def test_more_than_there_is_is_refused_whoever_asks_in_whatever_order(node: AnnotatedNode) -> None:
+    share = node.plugin.admit_running("share", "gpufrac.dev/gpu-8gi")
+    gpu = int(share.containers[0].devices["gpufrac.dev/gpu-8gi"][0].partition("::")[0][-1])
+    big = node.make(*node.ask(gpu, limit="70Gi"))
+    text = node.refusal(*node.ask(gpu, limit="1Gi"))
+    assert "usable is free" in text
+    pod, container = node.ask(gpu, limit="1Gi")
+    with pytest.raises(NriError, match="one compute mode"):
+        node.runtime.create_container(*node.ask(gpu, "time-slicing", "1Gi"))
+    node.plugin.kubelet.delete(share)
+    node.make_at_last(pod, container)
+    assert node.holders()[big]
+
+
+def test_a_pod_that_waits_for_memory_gets_it_when_the_one_before_is_gone(node: AnnotatedNode) -> None:
+    big = node.make(*node.ask(limit="78Gi"))
+    pod, container = node.ask(limit="78Gi")
+    assert "usable is free" in node.refusal(pod, container)
+    node.stop(node.pods.pop(big)[0])
+    assert node.make(pod, container) == pod.name, "without a grace: somebody waits"
