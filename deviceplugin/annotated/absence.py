@@ -31,12 +31,14 @@ RUNS = (ContainerState.CREATED, ContainerState.RUNNING, ContainerState.PAUSED)
 
 @dataclass(frozen=True, slots=True)
 class Unenforced:
-    """A container that runs without what its annotations demand. `plan`: what becomes of it."""
+    """A container that runs without what its annotations demand. `plan`: what becomes of it. `noticed_s`: when it was
+    told that it will be stopped (monotonic)."""
 
     container: ContainerRef
     container_id: str
     reason: str
     plan: str = ""
+    noticed_s: float | None = None
 
 
 class Absence:
@@ -53,8 +55,8 @@ class Absence:
         self._events = events
         self._lock = threading.Lock()
         self._found: dict[str, Unenforced] = {}
-        self._known_s: dict[str, float | None] = {}
-        """Container -> since when it is known (monotonic), None until it is tended to first."""
+        """By the container's ID."""
+        self._stale: set[str] = set()
         self._stopped_s = float("-inf")
 
     @property
@@ -63,15 +65,32 @@ class Absence:
             return tuple(self._found.values())
 
     def begin(self) -> None:
-        """All containers are about to be looked at anew."""
+        """All containers are about to be looked at anew: who is not found again by `end` is gone."""
         with self._lock:
-            self._found = {}
+            self._stale = set(self._found)
+
+    def end(self) -> None:
+        """All were looked at."""
+        with self._lock:
+            for container_id in self._stale:
+                self._found.pop(container_id, None)
 
     def forget(self, container_id: str) -> None:
         """A container is gone."""
         with self._lock:
             self._found.pop(container_id, None)
-            self._known_s.pop(container_id, None)
+
+    def replaced(self, container: ContainerRef) -> None:
+        """A container was made again, by us."""
+        self._drop(lambda one: one.container == container)
+
+    def pod_gone(self, pod_uid: str) -> None:
+        """A pod has no sandbox any more."""
+        self._drop(lambda one: one.container.pod_uid == pod_uid)
+
+    def _drop(self, gone: Callable[[Unenforced], bool]) -> None:
+        with self._lock:
+            self._found = {container_id: one for container_id, one in self._found.items() if not gone(one)}
 
     def judge(
         self,
@@ -106,62 +125,64 @@ class Absence:
     def note(self, ref: ContainerRef, container: Container, reason: str) -> None:
         """A container that runs unenforced."""
         with self._lock:
-            if container.id not in self._found and len(self._found) >= KEPT:
-                return
-            new = container.id not in self._known_s
-            self._found[container.id] = Unenforced(ref, container.id, reason)
-            self._known_s.setdefault(container.id, None)
-        if new:
+            self._stale.discard(container.id)
+            before = self._found.get(container.id)
+            if before is not None:
+                self._found[container.id] = replace(before, reason=reason)
+            elif len(self._found) < KEPT:
+                self._found[container.id] = Unenforced(ref, container.id, reason)
+        if before is None:
             log.error("an annotated container runs unenforced", container=str(ref), reason=reason)
-            self._events.pod(
-                ref.namespace, ref.pod, ref.pod_uid, "Warning", "GpuLimitNotEnforced", f"{ref.container}: {reason}"
-            )
+            self._tell(ref, reason)
 
     def tend(self, now_s: float) -> None:
         """Says what becomes of each, and stops one whose time has come."""
         for one in self.found:
-            with self._lock:
-                since_s = self._known_s.get(one.container_id)
-                if one.container_id in self._known_s and since_s is None:
-                    since_s = self._known_s[one.container_id] = now_s
-            if since_s is None:
-                continue
-            plan, stop = self._plan(one, since_s, now_s)
-            if stop:
+            plan, noticed_s = self._plan(one, now_s)
+            if plan is None:
                 self._stopped_s = now_s
-                error = self._stop_container(one.container_id)
-                plan = f"it can't be stopped: {error}" if error else "it is being stopped, to be made again"
-                log.warning("stopping an unenforced container", container=str(one.container), error=error)
-                self._tell(one, plan)
-            self._show(one, plan)
+                self._stop(one)
+                continue
+            if noticed_s is not None and one.noticed_s is None:
+                self._tell(one.container, plan)
+            self._show(one, plan, noticed_s)
 
-    def _plan(self, one: Unenforced, since_s: float, now_s: float) -> tuple[str, bool]:
+    def _plan(self, one: Unenforced, now_s: float) -> tuple[str | None, float | None]:
+        """What becomes of it, None for being stopped now; and since when it knows that it will be, if it will."""
         if self._policy is AwayPolicy.REPORT:
-            return "delete it, or set `annotations.whenAway: stop`", False
+            return "delete it, or set `annotations.whenAway: stop`", None
         restarts = self._restart_policy(one.container.pod_uid)
         if restarts is None:
-            return "it is not stopped: without the Kubernetes API it is not known whether it would start again", False
-        if restarts == "Never":
-            return "it is not stopped: with restartPolicy Never it would not start again", False
-        if now_s - since_s < NOTICE_S:
-            text = f"it will be stopped {NOTICE_S:g} s after it was found, to be made again with its limit"
-            if not one.plan:
-                self._tell(one, text)
-            return text, False
+            return "it is not stopped: without the Kubernetes API it is not known whether it would start again", None
+        if restarts != "Always":
+            # With OnFailure a program that ends in order when it is told to would count as done.
+            return f"it is not stopped: with restartPolicy {restarts} it might not start again", None
+        noticed_s = now_s if one.noticed_s is None else one.noticed_s
+        if now_s - noticed_s < NOTICE_S:
+            return f"it will be stopped in {NOTICE_S:g} s, to be made again with its limit", noticed_s
         if now_s - self._stopped_s < STOP_EVERY_S:
-            return "it is about to be stopped, one container at a time", False
-        return "", True
+            return "it is about to be stopped, one container at a time", noticed_s
+        return None, noticed_s
 
-    def _tell(self, one: Unenforced, text: str) -> None:
-        ref = one.container
+    def _stop(self, one: Unenforced) -> None:
+        error = self._stop_container(one.container_id)
+        log.warning("stopping an unenforced container", container=str(one.container), error=error)
+        plan = f"it can't be stopped: {error}" if error else "it was stopped, to be made again with its limit"
+        self._tell(one.container, plan)
+        if error:
+            self._show(one, plan, one.noticed_s)
+        else:
+            self.forget(one.container_id)  # the runtime answers once it has ended
+
+    def _tell(self, ref: ContainerRef, text: str) -> None:
         self._events.pod(
             ref.namespace, ref.pod, ref.pod_uid, "Warning", "GpuLimitNotEnforced", f"{ref.container}: {text}"
         )
 
-    def _show(self, one: Unenforced, plan: str) -> None:
+    def _show(self, one: Unenforced, plan: str, noticed_s: float | None) -> None:
         with self._lock:
-            if one.container_id in self._found:
-                self._found[one.container_id] = replace(self._found[one.container_id], plan=plan)
+            if (known := self._found.get(one.container_id)) is not None:
+                self._found[one.container_id] = replace(known, plan=plan, noticed_s=noticed_s)
 
 
 def _unlike(container: Container, allocation: Allocation) -> bool:

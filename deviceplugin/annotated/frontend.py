@@ -161,6 +161,7 @@ class AnnotatedFrontend:
             owner = self._sandboxes.find(container.pod_id)
             if owner is not None:
                 self._take_stock(owner, container)
+        self._absence.end()
 
     def disconnected(self, reason: str) -> None:
         self._broker.observe_pods(None)
@@ -175,6 +176,7 @@ class AnnotatedFrontend:
     def stop_pod(self, pod: Pod) -> None:
         if uid := self._sandboxes.stop(pod):
             self._broker.pod_stopped(uid)
+            self._absence.pod_gone(uid)
             with self._lock:
                 self._findings.pop(uid, None)
                 self._refusing = {ref: one for ref, one in self._refusing.items() if ref.pod_uid != uid}
@@ -192,6 +194,8 @@ class AnnotatedFrontend:
             made = self._create(pod, container, ref)
         except GpufracError as error:
             raise self._refuse(ref, str(error)) from error
+        if made is not None:
+            self._absence.replaced(ref)
         with self._lock:
             self._refusing.pop(ref, None)
             self._granted += made is not None

@@ -103,14 +103,17 @@ def test_what_started_while_the_plugin_was_away_is_stopped_where_it_comes_again(
     assert held(found) == dict.fromkeys(("again", "never"), ("none", LIMIT_BYTES))
     assert node.server.wait(lambda: f"main: {STARTED_ALONE}" in node.said(comes_again) & node.said(stays), WAIT_S)
 
+    assert node.server.wait(lambda: any("it will be stopped in" in text for text in node.said(comes_again)), WAIT_S)
     node.plugin.until(lambda: container.id != before and container.state is State.RUNNING)
     assert container.restarts == 1
     assert container.process_env["GPUFRAC_MEMORY_LIMIT_BYTES"] == str(LIMIT_BYTES)
     assert container.process_env["GPUFRAC_ALLOCATION"]
-    assert node.server.wait(lambda: "main: it is being stopped, to be made again" in node.said(comes_again), WAIT_S)
+    assert node.server.wait(
+        lambda: "main: it was stopped, to be made again with its limit" in node.said(comes_again), WAIT_S
+    )
     after = {"again": ("hard", LIMIT_BYTES), "never": ("none", LIMIT_BYTES)}
     now = node.plugin.until_status(lambda s: "again" not in plans(s) and held(s) == after)
-    assert plans(now) == {"never": "it is not stopped: with restartPolicy Never it would not start again"}
+    assert plans(now) == {"never": "it is not stopped: with restartPolicy Never it might not start again"}
     assert (last.state, last.pid, last.restarts) == (State.RUNNING, pid, 0)
     assert node.said(stays) == {f"main: {STARTED_ALONE}"}
 

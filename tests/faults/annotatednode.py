@@ -18,7 +18,7 @@ from tests.e2e.pluginnode import PluginNode, kill
 SHARE = "gpufrac.dev/gpu-8gi"
 SHARES = f"\n  - {{name: {SHARE}, memory: {{request: 8Gi}}, compute: {{mode: sm-sharing}}}}\n"
 MORE = """
-annotations: {{gpus: {{include: all}}, share: true, trust: {trust}}}
+annotations: {{gpus: {{include: all}}, share: true, trust: {trust}, shortfall: refuse}}
 nri: {{socket: {root}/nri.sock}}
 """
 PREFIX = "nvidia.com/container.main"

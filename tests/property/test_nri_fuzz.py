@@ -211,7 +211,7 @@ class FrontEnd:
             case 0:
                 raise Refused("no")
             case 1:
-                raise ValueError("\udc80 oops")
+                raise ValueError("\u2028 oops")
 
     def concerns(self, pod: Pod, container: Container) -> bool:
         return self._rng.random() < 0.8

@@ -712,7 +712,10 @@ def test_by_default_nobody_is_stopped(node: Node) -> None:
     assert "annotations.whenAway: stop" in node.frontend.report.unenforced[0].plan
 
 
-@pytest.mark.parametrize(("policy", "words"), [("Never", "restartPolicy Never"), (None, "without the Kubernetes API")])
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [("Never", "restartPolicy Never"), ("OnFailure", "restartPolicy OnFailure"), (None, "without the Kubernetes API")],
+)
 def test_nobody_is_stopped_that_would_not_start_again(tmp_path: Path, policy: str | None, words: str) -> None:
     node = stopping(tmp_path)
     if policy:
@@ -727,7 +730,7 @@ def test_nobody_is_stopped_that_would_not_start_again(tmp_path: Path, policy: st
 
 def test_one_at_a_time_is_stopped_after_notice(tmp_path: Path) -> None:
     node = stopping(tmp_path)
-    node.said.restart_policies |= {"uid-p": "Always", "uid-q": "OnFailure"}
+    node.said.restart_policies |= {"uid-p": "Always", "uid-q": "Always"}
     pods = [pod(keys(limit="5Gi")), pod(keys(limit="5Gi"), "q")]
     found = [
         container(state=ContainerState.RUNNING),
@@ -743,12 +746,50 @@ def test_one_at_a_time_is_stopped_after_notice(tmp_path: Path) -> None:
     node.now_s += NOTICE_S
     node.frontend.tend()
     assert node.said.stopped == ["id-main"]
-    node.frontend.remove_container(pods[0], found[0])
     node.frontend.tend()
     assert node.said.stopped == ["id-main"]
+    assert [one.container_id for one in node.frontend.report.unenforced] == ["id-q"]
     node.now_s += STOP_EVERY_S
     node.frontend.tend()
     assert node.said.stopped == ["id-main", "id-q"]
+
+
+def test_notice_is_given_before_a_stop_however_late_it_is_known_that_there_will_be_one(tmp_path: Path) -> None:
+    node = stopping(tmp_path)
+    away(node)
+    for _ in range(3):
+        node.now_s += NOTICE_S
+        node.frontend.tend()
+    node.said.restart_policies["uid-p"] = "Always"
+    node.frontend.tend()
+    assert node.said.stopped == []
+    assert "will be stopped" in node.said.events[-1][2]
+    away(node)  # the runtime was restarted: nothing of that begins anew
+    node.now_s += NOTICE_S
+    node.frontend.tend()
+    assert node.said.stopped == ["id-main"]
+
+
+def test_one_that_cant_be_stopped_is_tried_again_and_told(tmp_path: Path) -> None:
+    node = stopping(tmp_path)
+    node.said.restart_policies["uid-p"] = "Always"
+    node.said.stop_error = "no such socket"
+    away(node)
+    for _ in range(4):
+        node.frontend.tend()
+        node.now_s += NOTICE_S
+    assert node.said.stopped == ["id-main"] * 3
+    assert "it can't be stopped: no such socket" in node.frontend.report.unenforced[0].plan
+
+
+def test_one_that_ended_and_was_made_again_or_whose_pod_is_gone_is_told_no_more(node: Node) -> None:
+    ask, _ = away(node)
+    node.create(ask, container(id="another"))
+    assert node.frontend.report.unenforced == ()
+    node.frontend.synchronize([ask], [container(state=ContainerState.RUNNING)])
+    assert len(node.frontend.report.unenforced) == 1
+    node.frontend.stop_pod(ask)
+    assert node.frontend.report.unenforced == ()
 
 
 def test_an_upgrade_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
