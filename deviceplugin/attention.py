@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from deviceplugin.annotated.status import STARTED_ALONE, AnnotatedStatus
+from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.plan.view import ITS_DAEMON, daemon_text
 from deviceplugin.status import AllocationStatus, PluginStatus
 from mpsd.snapshot import DaemonState, DaemonStatus, Snapshot
@@ -81,10 +81,12 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
         f"GPU {uuid}, which is no longer on the node: {text}; if it is not to come back: gpufrac undrain {uuid}"
         for uuid, text in plugin.gone_drained.items()
     ]
+    # Told with what becomes of them.
+    alone = {(u.namespace, u.pod, u.container) for u in plugin.annotated.unenforced} if plugin.annotated else set()
     hit = [
         (_owner(allocation), f"{allocation.state}: {allocation.reason}")
         for allocation in plugin.allocations
-        if allocation.reason and allocation.state != "leaving" and allocation.reason != STARTED_ALONE  # told above
+        if allocation.reason and allocation.state != "leaving" and _container(allocation) not in alone
     ]
     claimed = [a for a in plugin.allocations if a.claimed_by]
     return lines + _together(hit) + [f"{a.claimed_by} claims the allocation of {_owner(a, 'pod ')}" for a in claimed]
@@ -99,9 +101,12 @@ def _of_annotated(annotated: AnnotatedStatus) -> list[str]:
     return lines + _together(unenforced) + _together(refused, " ") + _together(ignored)
 
 
+def _container(allocation: AllocationStatus) -> tuple[str, str, str]:
+    return allocation.namespace, allocation.pod, allocation.container
+
+
 def _owner(allocation: AllocationStatus, kind: str = "") -> str:
-    names = (allocation.namespace, allocation.pod, allocation.container)
-    return f"{kind}{'/'.join(names)}" if allocation.pod else allocation.key
+    return f"{kind}{'/'.join(_container(allocation))}" if allocation.pod else allocation.key
 
 
 def _together(hit: Iterable[tuple[str, str]], joint: str = ": ") -> list[str]:

@@ -99,6 +99,7 @@ class Broker:
         self._protocols: dict[str, int] = {}
         self._hard = HardAbility()
         self._cgroup_root = Snapshot(instance="", generation=0).cgroup_root
+        self._driver_version: str | None = None
         self._kind_trouble: dict[str, str] = {}
         self._generation = 0
         self._granted_at: dict[str, float] = {}
@@ -110,7 +111,11 @@ class Broker:
         self.problems: tuple[str, ...] = ()
         allocations, problems = ledger.load()
         self.problems = (*problems, *filter(None, [drains.problem]))
-        for allocation in allocations:
+        for allocation in allocations:  # the oldest first
+            if allocation.container is not None and (older := self._accounts.of_container(allocation.container)):
+                self._accounts.remove(older.key)  # a crash came between its record and the end of the older one
+                with contextlib.suppress(LedgerError):
+                    ledger.remove(older.key)
             self._accounts.add(allocation)
             self._generation = max(self._generation, allocation.generation)
         self._rebuild()
@@ -233,12 +238,13 @@ class Broker:
             return old
         return self._replace(old, outcome)
 
-    def adopt_container(self, ask: ContainerAsk, key: str | None, *, enforced: bool, by_cdi: bool) -> Allocation:
+    def adopt_container(self, ask: ContainerAsk, key: str | None, *, trusted: bool, by_cdi: bool) -> Allocation:
         """Takes in an annotated container that runs without a record of ours: what it takes counts, fit or not.
 
         Args:
-            key: what it was started with, if by us.
-            enforced: whether it was started with our edits.
+            key: what it says it was started with. With a hard limit it is believed: that is set again where it is not
+                in force.
+            trusted: believe it whatever the limit is.
 
         Raises:
             LedgerError: as `allocate`.
@@ -247,9 +253,8 @@ class Broker:
         with self._lock:
             self._pod_presence.runs(ask.container.pod_uid)
             self._note_vacated()
-            old = self._accounts.of_container(ask.container)
-            if old is not None and (old.key == key or not enforced):
-                return old
+            if (known := self._accounts.of_container(ask.container)) is not None:
+                return known
             outcome = plan_container(
                 ask,
                 self._view,
@@ -260,11 +265,12 @@ class Broker:
             )
             if isinstance(outcome, Refusal):
                 raise GpufracError(outcome.text)
-            if not enforced:
-                outcome = structs.replace(outcome, enforcement=Enforcement.NONE, soft_bytes=0)
-            if key is not None and key not in self._accounts:
+            believed = trusted or outcome.enforcement is Enforcement.HARD
+            if key is not None and key not in self._accounts and believed:
                 outcome = structs.replace(outcome, key=key)
-            return self._replace(old, outcome)
+            else:
+                outcome = structs.replace(outcome, enforcement=Enforcement.NONE, soft_bytes=0)
+            return self._replace(None, outcome)
 
     def lower_limit(self, key: str, limit_bytes: int) -> Allocation:
         """Lowers the limit of a live share for as long as it lives. Raises LedgerError; then nothing changed."""
@@ -286,15 +292,14 @@ class Broker:
         return self._generation
 
     def _replace(self, old: Allocation | None, new: Allocation) -> Allocation:
-        """Puts a new plan of a container in the place of its old one. A crash between the two records leaves both, of
-        the same container: they count once, and the newer one holds."""
+        """Puts a new plan of a container in the place of its old one. A crash between the two records leaves both; the
+        newer one counts."""
         new = structs.replace(new, created_unix_s=round(self._wall(), 3))
         self._record(new)
         if old is not None:
             self._accounts.remove(old.key)
-            if old.key != new.key:
-                with contextlib.suppress(LedgerError):
-                    self._ledger.remove(old.key)
+            with contextlib.suppress(LedgerError):
+                self._ledger.remove(old.key)
         self._accounts.add(new)
         self._mark_dirty()
         return new
@@ -369,6 +374,7 @@ class Broker:
                     limits = newer(self._hard.limits, snapshot.hard_limits)
                     self._hard = structs.replace(self._hard, limits=limits)
                     self._cgroup_root = snapshot.cgroup_root
+                    self._driver_version = snapshot.driver_version
                     self._note_protocols(snapshot.gpus)
                     self._complete = self._complete or not snapshot.reason
             self._rebuild()
@@ -720,6 +726,11 @@ class Broker:
         """Where mpsd sees the cgroups of containers."""
         return self._cgroup_root
 
+    @property
+    def driver_version(self) -> str | None:
+        """As mpsd said last, None before."""
+        return self._driver_version
+
     def gpus(self) -> tuple[GpuStatus, ...]:
         """The GPUs as known last, ordered by index."""
         return self._gpus
@@ -777,6 +788,11 @@ class Broker:
     def reserved(self) -> frozenset[str]:
         """GPUs that a scheduler's reservation pods held at the last look at the kubelet."""
         return self._reserved
+
+    def as_started(self, allocation: Allocation) -> Allocation:
+        """An allocation as a container of it starts now: see plan.start."""
+        with self._lock:
+            return starts_as(allocation, self._hard)
 
     def waits_for(self, key: str) -> str:
         """Why the container of a live allocation may not start now; empty when it may."""

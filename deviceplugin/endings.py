@@ -8,7 +8,7 @@ grace ends, the MPS daemon is told to destroy the contexts of those that still h
 import heapq
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from deviceplugin.broker import Broker
 from mpsd.errors import GpufracError
@@ -18,6 +18,8 @@ log = get_logger("plugin")
 
 MARGIN_S = 3.0
 """How long before the end of its grace a pod's clients are terminated."""
+CLOSE_S = 1.0
+"""How long a call under way is waited for at the end."""
 
 
 class Endings:
@@ -47,20 +49,24 @@ class Endings:
             self._stopped = True
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(CLOSE_S)
 
     def deleting(self, pod_uid: str, grace_s: float) -> None:
         """A pod is being deleted, and will be killed after this time."""
-        if not self._keys(pod_uid):
+        if not self._keys([pod_uid]):
             return
         with self._changed:
             heapq.heappush(self._due, (self._monotonic() + max(0.0, grace_s - MARGIN_S), pod_uid))
             self._changed.notify_all()
 
-    def _keys(self, pod_uid: str) -> list[str]:
-        """Its allocations that have a daemon."""
+    def _keys(self, pod_uids: Collection[str]) -> list[str]:
+        """Their allocations that have a daemon."""
         pods = self._broker.pods()
-        return [a.key for a in self._broker.allocations() if a.needs_daemon and pod_uid in pods.get(a.key, ())]
+        return [
+            a.key
+            for a in self._broker.allocations()
+            if a.needs_daemon and any(u in pods.get(a.key, ()) for u in pod_uids)
+        ]
 
     def _run(self) -> None:
         while True:
@@ -69,12 +75,14 @@ class Endings:
                     self._changed.wait(self._due[0][0] - self._monotonic() if self._due else None)
                 if self._stopped:
                     return
-                pod_uid = heapq.heappop(self._due)[1]
-            self._end(pod_uid)
-
-    def _end(self, pod_uid: str) -> None:
-        if keys := self._keys(pod_uid):
+                now_s = self._monotonic()
+                due = []
+                while self._due and self._due[0][0] <= now_s:  # a drain of the node ends many at once
+                    due.append(heapq.heappop(self._due)[1])
             try:
-                self._terminate(keys, [pod_uid])
+                if keys := self._keys(due):
+                    self._terminate(keys, due)
             except GpufracError as error:
-                log.warning("cannot take a pod off its GPU before it is killed", pod_uid=pod_uid, error=str(error))
+                log.warning("cannot take pods off their GPUs before they are killed", pods=len(due), error=str(error))
+            except Exception:
+                log.exception("taking pods off their GPUs failed and goes on")

@@ -14,7 +14,6 @@ from cdi.writer import SpecDirectory
 from deviceplugin import lastknown, render
 from deviceplugin.broker import Broker
 from deviceplugin.clients import clients, targets
-from deviceplugin.cri import stop_container
 from deviceplugin.drains import Drain
 from deviceplugin.endings import Endings
 from deviceplugin.gpudevices import DeviceChooser
@@ -23,7 +22,7 @@ from deviceplugin.keeper import Keeper
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.kubelet.watch import DirectoryWatch, Identity, socket_identity
-from deviceplugin.kubernetes.frontend import KubernetesApi
+from deviceplugin.kubernetes.frontend import OFF, KubernetesApi
 from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.metrics import MetricsServer
 from deviceplugin.plan.model import newer
@@ -90,11 +89,10 @@ class Services:
             marked_cgroups=partial(marked_cgroups, simulated=_simulated_cgroups(config)),
             housekeeping=self._housekeeping,
         )
-        self._driver_version: str | None = None
         # What is no business of ours, we say nothing of: another agent may.
         readiness = self._readiness if config.annotations is not None else None
         self._kubernetes = KubernetesApi(config.kubernetes, readiness=readiness, on_deleting=self._on_deleting)
-        self._endings = Endings(broker, self._terminate)
+        self._endings = Endings(broker, self._terminate) if config.kubernetes.access != OFF else None
         self._annotated = self._annotated_pods(config)
         self._config_error = ""
         self._restart_needed = ""
@@ -114,9 +112,9 @@ class Services:
             ),
             DirectoryWatch(os.path.dirname(self._kubelet_path), self._kubelet_hint),
             ConfigWatcher(config_path, self._on_config, self._on_config_error, current=config),
-            self._endings,
+            *([self._endings] if self._endings is not None else []),
             *([self._annotated] if self._annotated is not None else []),
-            self._kubernetes,  # the last to start, the first to end: schedulers hear of our end before it comes
+            self._kubernetes,  # ends before they do: schedulers hear of our end before it comes
         ]
         if config.metrics_address:
             self._parts.append(MetricsServer(config.metrics_address, self.status))
@@ -166,6 +164,7 @@ class Services:
             return None
         from deviceplugin.annotated.frontend import START_S, AnnotatedFrontend
         from deviceplugin.annotated.service import AnnotatedPods
+        from deviceplugin.cri import stop_container
 
         frontend = AnnotatedFrontend(
             self._broker,
@@ -177,6 +176,7 @@ class Services:
             restart_policy=self._kubernetes.pods.restart_policy,
             unguarded=_unguarded(config),
             running_pods=partial(processes_of_pods, simulated=config.backend == "simulated"),
+            on_change=self._kubernetes.wake,
         )
         return AnnotatedPods(config.annotations, config.nri, frontend)
 
@@ -185,18 +185,19 @@ class Services:
         from deviceplugin.annotated.readiness import readiness
 
         annotated, broker = self._annotated, self._broker
-        if annotated is None or broker.config.annotations is None:  # while they are being made
-            return NodeReadiness("False", "Pending", "gpufrac is starting")
+        assert annotated is not None
         return readiness(
-            broker.config.annotations,
+            annotated.config,
             annotated.frontend.report,
             session_error=annotated.session_error,
             mpsd_error=broker.absence,
             hard=broker.hard,
-            driver_version=self._driver_version,
+            driver_version=broker.driver_version,
+            ledger_error=broker.ledger_error,
         )
 
     def _on_deleting(self, pod: "PodRef", grace_s: float) -> None:
+        assert self._endings is not None
         self._endings.deleting(pod.uid, grace_s)
 
     def _terminate(self, keys: Sequence[str], pod_uids: Sequence[str]) -> None:
@@ -258,7 +259,6 @@ class Services:
                 if new or newer(known, snapshot.hard_limits) != known:
                     self._devices.choose(snapshot)  # before a share of a new GPU, or at a new level, can be granted
                 self._broker.observe_snapshot(snapshot)
-                self._driver_version = snapshot.driver_version
                 self._kubernetes.wake()
                 if returned:
                     self._keeper.mpsd_returned()

@@ -16,7 +16,7 @@ from deviceplugin.broker import Broker
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Container, ContainerState
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef
-from mpsd.config.model import AwayPolicy
+from mpsd.config.model import AwayPolicy, Enforcement
 from mpsd.errors import GpufracError
 from mpsd.log import get_logger
 
@@ -106,15 +106,15 @@ class Absence:
             return
         key = container.variable(render.MARKER)
         known = broker.of_container(ref)
-        if known is not None and key == known.key and not _unlike(container, known):
+        if known is not None and key == known.key and not known.runs_unenforced and not _unlike(container, known):
             return
-        if key and broker.share(key) is not None:
-            return  # a share of the device plugin, looked after by its keeper
         try:
-            ask = resolved()
-            ours = bool(key and render.is_key(key)) and known is None
-            allocation = broker.adopt_container(ask, key if ours else None, enforced=ours, by_cdi=by_cdi)
-            if ours and not _unlike(container, allocation):
+            # Any pod can set our marker: what it says is believed where what it is said of can be seen.
+            named = key if key and render.is_key(key) and known is None else None
+            seen = _mounts_daemon(container, broker.config.mps.run_root)
+            allocation = broker.adopt_container(resolved(), named, trusted=seen, by_cdi=by_cdi)
+            enforced = allocation.enforcement is not Enforcement.NONE
+            if allocation.key == key and enforced and not _unlike(container, allocation):
                 log.warning("adopted an annotated container without a record", container=str(ref), key=allocation.key)
                 return
         except GpufracError as error:
@@ -129,7 +129,9 @@ class Absence:
             before = self._found.get(container.id)
             if before is not None:
                 self._found[container.id] = replace(before, reason=reason)
-            elif len(self._found) < KEPT:
+            elif len(self._found) >= KEPT:
+                return
+            else:
                 self._found[container.id] = Unenforced(ref, container.id, reason)
         if before is None:
             log.error("an annotated container runs unenforced", container=str(ref), reason=reason)
@@ -171,6 +173,9 @@ class Absence:
         self._tell(one.container, plan)
         if error:
             self._show(one, plan, one.noticed_s)
+            with self._lock:  # others first
+                if (known := self._found.pop(one.container_id, None)) is not None:
+                    self._found[one.container_id] = known
         else:
             self.forget(one.container_id)  # the runtime answers once it has ended
 
@@ -183,6 +188,14 @@ class Absence:
         with self._lock:
             if (known := self._found.get(one.container_id)) is not None:
                 self._found[one.container_id] = replace(known, plan=plan, noticed_s=noticed_s)
+
+
+def _mounts_daemon(container: Container, run_root: str) -> bool:
+    """Whether a container has what we mount of MPS daemons: no pod can have that by itself, but by our CDI device."""
+    return any(
+        mount.destination == render.CONTAINER_PIPE_DIRECTORY and mount.source.startswith(f"{run_root}/mps/")
+        for mount in container.mounts
+    )
 
 
 def _unlike(container: Container, allocation: Allocation) -> bool:

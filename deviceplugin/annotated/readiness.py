@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from deviceplugin.kubernetes.model import NodeReadiness
+from deviceplugin.plan.enforcement import not_hard
 from deviceplugin.plan.model import HardAbility
-from mpsd.config.model import AnnotationsConfig, Enforcement
+from mpsd.config.model import AnnotationsConfig, Delivery, Enforcement
 from mpsd.limits.judge import MIN_DRIVER
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ def readiness(
     mpsd_error: str,
     hard: HardAbility,
     driver_version: str | None,
+    ledger_error: str = "",
 ) -> NodeReadiness:
     """Whether a pod that a scheduler sends here now would get what it was promised.
 
     Args:
         session_error: why the runtime does not know us, empty when it does.
+        ledger_error: why nothing can be granted, as it can't be recorded.
     """
     major = (driver_version or "").partition(".")[0]
     major = major if major.isascii() and major.isdigit() else ""
@@ -34,8 +37,8 @@ def readiness(
     def no(reason: str, message: str) -> NodeReadiness:
         return NodeReadiness("False", reason, message, major)
 
-    if mpsd_error:
-        return no("NotReady", mpsd_error)
+    if mpsd_error or ledger_error:
+        return no("NotReady", mpsd_error or ledger_error)
     if session_error:
         return no("NotReady", f"gpufrac is not registered at the container runtime: {session_error}")
     if not report.synchronized:
@@ -44,7 +47,7 @@ def readiness(
         return no("GPUDriverVersionMissing", "the version of the GPU driver is not known")
     if not hard.known:
         return no("Pending", "whether memory limits can be hard is not known yet")
-    missing = "; ".join(hard.limits.missing)
+    missing = not_hard(Delivery.CDI, hard.set_by_nri())
     if missing and config.enforcement is Enforcement.HARD:
         old = int(major) < MIN_DRIVER
         return no("GPUDriverVersionUnsupported" if old else "NotReady", f"memory limits can't be hard here: {missing}")

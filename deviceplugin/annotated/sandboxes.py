@@ -6,13 +6,23 @@ something of the pod runs on. Some runtimes have no such process; then only thei
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from deviceplugin.nri.model import Container, Pod
 from mpsd import processes
 
 Identity = tuple[int, int]
 """PID and start time."""
+
+
+class Sandbox(NamedTuple):
+    """`name`: namespace and name of its pod. `process` holds its namespaces; None where none is known to."""
+
+    id: str
+    uid: str
+    name: str
+    process: Identity | None
 
 
 def holder(pod: Pod) -> Identity | None:
@@ -36,48 +46,43 @@ class Sandboxes:
     ) -> None:
         self._holder, self._is_alive = holder, is_alive
         self._lock = threading.Lock()
-        self._pods: dict[str, tuple[Pod, Identity | None]] = {}
+        self._known: dict[str, Sandbox] = {}
 
-    def synchronize(self, pods: Sequence[Pod], containers: Iterable[Container]) -> None:
-        """All there are. Runtimes show stopped ones, too: those without process and container."""
+    def synchronize(self, pods: Sequence[Pod], containers: Iterable[Container]) -> Mapping[str, Pod]:
+        """All there are; those that count, by ID. Runtimes show stopped ones, too: without process and container."""
         used = {container.pod_id for container in containers}
-        known = {pod.id: (pod, self._holder(pod)) for pod in pods if pod.pid > 0 or pod.id in used}
+        alive = {pod.id: pod for pod in pods if pod.pid > 0 or pod.id in used}
+        known = {pod.id: self._sandbox(pod) for pod in alive.values()}
         with self._lock:
-            self._pods = known
+            self._known = known
+        return alive
 
     def run(self, pod: Pod) -> None:
         """One was made."""
-        known = (pod, self._holder(pod))
+        sandbox = self._sandbox(pod)
         with self._lock:
-            self._pods[pod.id] = known
+            self._known[pod.id] = sandbox
 
-    def stop(self, pod: Pod) -> str:
-        """One was stopped. The UID of its pod when that was its last, else nothing."""
+    def stop(self, sandbox_id: str, uid: str) -> str:
+        """One was stopped, of the pod with that UID. The UID when that was the pod's last, else nothing."""
         with self._lock:
-            known, _ = self._pods.pop(pod.id, (pod, None))
-            return "" if any(other.uid == known.uid for other, _ in self._pods.values()) else known.uid
+            known = self._known.pop(sandbox_id, None)
+            uid = known.uid if known is not None else uid
+            return "" if any(other.uid == uid for other in self._known.values()) else uid
 
-    def pods(self) -> list[Pod]:
-        with self._lock:
-            return [pod for pod, _ in self._pods.values()]
-
-    def find(self, sandbox_id: str) -> Pod | None:
-        with self._lock:
-            found = self._pods.get(sandbox_id)
-            return None if found is None else found[0]
-
-    def uids(self) -> set[str]:
-        return {pod.uid for pod in self.pods()}
-
-    def vanished(self, running: Callable[[], Collection[str]]) -> list[Pod]:
+    def vanished(self, running: Callable[[], Collection[str]]) -> list[Sandbox]:
         """Those whose process ended without a word, and whose pods have no other.
 
         Args:
             running: UIDs of the pods with processes now; asked only where it matters.
         """
         with self._lock:
-            dead = [pod for pod, known in self._pods.values() if known is not None and not self._is_alive(known)]
+            watched = [(sandbox, sandbox.process) for sandbox in self._known.values()]
+        dead = [sandbox for sandbox, process in watched if process is not None and not self._is_alive(process)]
         if not dead:
             return []
         alive = running()
-        return [pod for pod in dead if pod.uid not in alive]
+        return [sandbox for sandbox in dead if sandbox.uid not in alive]
+
+    def _sandbox(self, pod: Pod) -> Sandbox:
+        return Sandbox(pod.id, pod.uid, pod.full_name, self._holder(pod))

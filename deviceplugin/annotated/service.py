@@ -21,7 +21,7 @@ class AnnotatedPods:
     """Runs until closed."""
 
     def __init__(self, config: AnnotationsConfig, nri: NriConfig, frontend: AnnotatedFrontend) -> None:
-        self._config, self.frontend = config, frontend
+        self.config, self.frontend = config, frontend
         self._session = NriSession(nri.socket, nri.name, nri.index, frontend)
         self._stop = threading.Event()
         self._tender = threading.Thread(target=self._tend, name="annotated", daemon=True)
@@ -44,7 +44,7 @@ class AnnotatedPods:
 
     def status(self, readiness: NodeReadiness) -> AnnotatedStatus:
         """All that is known."""
-        return annotated_status(self._config, self._session.state, self.frontend.report, readiness)
+        return annotated_status(self.config, self._session.state, self.frontend.report, readiness)
 
     def _tend(self) -> None:
         while not self._stop.wait(TEND_S):

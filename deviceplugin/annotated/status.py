@@ -99,9 +99,7 @@ def annotated_status(
             )
             for one in report.refusing
         ),
-        ignored=tuple(
-            IgnoredStatus(pod=pod, reason=str(finding)) for pod, found in report.findings.items() for finding in found
-        ),
+        ignored=tuple(IgnoredStatus(pod=pod, reason=str(finding)) for pod, finding in report.findings),
         unenforced=tuple(
             UnenforcedStatus(
                 namespace=one.container.namespace,

@@ -21,6 +21,7 @@ from deviceplugin.kubernetes.errors import (
     ApiError,
     BusyError,
     ConflictError,
+    ForbiddenError,
     NotFoundError,
     ServerError,
     UnauthorizedError,
@@ -39,6 +40,8 @@ NODE_NAMESPACE = "default"
 MAX_QUEUED = 256
 MAX_QUEUED_PER_OBJECT = 16
 MAX_REMEMBERED = 512
+MAX_REFUSALS = 3
+"""In a row after which missing rights count as missing: a server that has just started doesn't know them yet."""
 MAX_MESSAGE = 1024
 BURST, EVERY_S = 5, 10.0
 """Of one object."""
@@ -52,6 +55,8 @@ _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
 _MAX_NAME_PART = 200
 _LEAVING = "because it is being terminated"
 """In the 403 for new content in a namespace that goes away (plugin/pkg/admission/namespace/lifecycle)."""
+_NO_RIGHT = re.compile(r'cannot (create|patch) resource "events"')
+"""In the 403 for who lacks a right; other reasons, such as a quota, are the namespace's own."""
 _TRANSIENT = (AccessError, BusyError, ServerError, UnauthorizedError, UnreachableError)
 
 log = get_logger("kubernetes")
@@ -215,6 +220,7 @@ class EventRecorder:
         self.sent = 0
         self.error = ""
         self._refused = 0
+        self._refusals = 0  # for want of rights, in a row
         self._news = threading.Condition()
         self._queue = EventQueue(time.monotonic())
         self._counts: OrderedDict[EventKey, int] = OrderedDict()  # of events that the server has
@@ -271,12 +277,13 @@ class EventRecorder:
         while (pending := self._next()) is not None:
             try:
                 self._send(pending)
-            except _TRANSIENT as error:
-                with self._news:
-                    self._queue.put_back(pending)
-                self._note(str(error))
-                self._stop.wait(self._backoff.pause_s(error.retry_after_s))
             except ApiError as error:
+                if isinstance(error, _TRANSIENT) or self._too_early(error):
+                    with self._news:
+                        self._queue.put_back(pending)
+                    self._note(str(error))
+                    self._stop.wait(self._backoff.pause_s(error.retry_after_s))
+                    continue
                 # Where an object's namespace goes away, nothing is wrong with us.
                 leaving = isinstance(error, NotFoundError) or _LEAVING in str(error)
                 self._refuse(pending.count, "" if leaving else str(error))
@@ -285,8 +292,16 @@ class EventRecorder:
                 self._refuse(pending.count, f"{type(error).__name__}: {error}")
             else:
                 self._backoff.reset()
+                self._refusals = 0
                 self.sent += 1
                 self.error = ""
+
+    def _too_early(self, error: ApiError) -> bool:
+        """Whether a refusal may be that of a server that has just started."""
+        if not isinstance(error, ForbiddenError) or not _NO_RIGHT.search(str(error)):
+            return False
+        self._refusals += 1
+        return self._refusals <= MAX_REFUSALS
 
     def _next(self) -> Pending | None:
         """The next one, once it may be sent; None when closing."""

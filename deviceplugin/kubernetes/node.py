@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from random import random
 from typing import Any
 
@@ -221,7 +222,7 @@ class NodeReporter:
         at = self._clock()
         patch = condition_patch(wanted, self._before, timestamp(at))
         node = self._client.patch(f"{path}/status", patch, Node, timeout_s=timeout_s)
-        self._before = node.condition
+        self._before, self._looked = node.condition, True
         self.last_heartbeat_at = at
         error = ""
         if _VERSION.fullmatch(wanted.driver_major) and node.driver_major != wanted.driver_major:
@@ -233,11 +234,8 @@ class NodeReporter:
 
     def _look(self, path: str) -> None:
         """What an earlier instance of ours left: a status that stays keeps its time of transition."""
-        try:
+        with suppress(ForbiddenError):
             self._before = self._client.get(path, Node).condition
-        except ForbiddenError:
-            self._before = None
-        self._looked = True
 
     def _note(self, error: str) -> None:
         # That nobody answers is in the log once, for all of us.

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+QUICK_REFUSALS = 4
+"""A kube-apiserver that has just started refuses what is granted, with 403, until it has read the roles."""
+
 
 class Backoff:
     """Pauses that double from `first_s` to `last_s`, each up to half of it less, so that nodes don't come in step.
@@ -13,19 +16,25 @@ class Backoff:
     def __init__(self, first_s: float, last_s: float, jitter: Callable[[], float]) -> None:
         self._first_s, self._last_s, self._jitter = first_s, last_s, jitter
         self._failures = 0
+        self._refusals = 0
 
     def pause_s(self, retry_after_s: float | None = None, *, slow: bool = False) -> float:
         """The pause after one more failure, never shorter than the server asks for.
 
         Args:
-            slow: nothing will change within moments, as where rights are missing: the longest pause at once.
+            slow: nothing will change within moments, as where rights are missing. After QUICK_REFUSALS of them in a
+                row it is the longest pause at once.
         """
-        full_s = self._last_s if slow else min(self._last_s, self._first_s * 2.0 ** min(self._failures, 32))
+        self._refusals = self._refusals + 1 if slow else 0
+        doublings = self._refusals - 1 if slow else self._failures
+        full_s = min(self._last_s, self._first_s * 2.0 ** min(doublings, 32))
+        if self._refusals > QUICK_REFUSALS:
+            full_s = self._last_s
         self._failures += 1
         return max(full_s * (1.0 - self._jitter() / 2.0), retry_after_s or 0.0)
 
     def reset(self) -> None:
-        self._failures = 0
+        self._failures = self._refusals = 0
 
 
 class Bucket:

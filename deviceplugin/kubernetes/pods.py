@@ -171,6 +171,7 @@ class PodWatch:
         self.synced = False
         """Whether the pods were listed once."""
         self._version = ""  # up to which everything is known
+        self._listed_s = float("-inf")
         self._consistent = False  # whether the next list must come from the store, not a cache
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubernetes-pods", daemon=True)
@@ -211,18 +212,19 @@ class PodWatch:
             try:
                 if not listed:
                     self._list()
-                    listed = True
+                listed = False  # unless the watch ends well
                 self._follow()
+                listed = True
             except GoneError:
-                listed = False
-                pause_s = self._backoff.pause_s()
+                # Only a server that finds its own list too old is left in peace.
+                pause_s = self._backoff.pause_s() if begun_s < self._listed_s + WATCH_GOOD_S else 0.0
             except ApiError as error:
+                # Never on with the watch: a server whose store was put back takes any version, and then says nothing
+                # until it gets there again. A list no older than that version tells.
                 self._consistent = _LOST_VERSIONS in str(error)
-                listed = listed and not self._consistent and not isinstance(error, NonsenseError)
                 pause_s = self._failed(error, str(error))
             except Exception as error:
                 log.exception("watching this node's pods failed and begins again")
-                listed = False
                 pause_s = self._failed(None, f"{type(error).__name__}: {error}")
             self._stop.wait(max(pause_s, begun_s + WATCH_AGAIN_S - time.monotonic()))
 
@@ -246,7 +248,7 @@ class PodWatch:
             query |= {"resourceVersion": self._version or "0", "resourceVersionMatch": "NotOlderThan"}
         pods, self._version = self._client.list(api_path("api", "v1", "pods"), query, ApiPod)
         self._calls.add(self._table.replace(pods))
-        self._consistent = False
+        self._listed_s, self._consistent = time.monotonic(), False
         if not self.synced:
             log.info("the pods of this node are known", pods=len(self._table))
         self.synced = True

@@ -63,7 +63,7 @@ def plan_container(
             or _too_large(ask, gpus)
             or _spans(ask, gpus, group, accounts)
             or _not_enforceable(ask, view, group, given)
-            or _no_room(ask, gpus, group, node, accounts)
+            or _no_room(ask, gpus, node, accounts, asked.request_bytes)
         )
         if refusal is not None:
             return refusal
@@ -83,7 +83,7 @@ def plan_container(
         enforcement=given,
         minimum=view.minimum,
         soft_bytes=soft,
-        thread_percent=ask.thread_percent if ask.mode is Mode.SM_SHARING else None,
+        thread_percent=ask.thread_percent,
         gpu_kind=gpu_kind,
         adopted=force,
         container=ask.container,
@@ -216,9 +216,9 @@ def _not_enforceable(
 
 
 def _no_room(
-    ask: ContainerAsk, gpus: list[GpuView], group: GroupView | None, node: NodeView, accounts: Accounts
+    ask: ContainerAsk, gpus: list[GpuView], node: NodeView, accounts: Accounts, asked_bytes: int
 ) -> Refusal | None:
-    asked = f"it asks for {format_bytes(ask.request_bytes)}"
+    asked = f"it asks for {format_bytes(asked_bytes)}"
     for gpu in gpus:
         held = accounts.on_gpu(gpu.uuid)
         bound = accounts.mode(gpu.uuid)

@@ -236,12 +236,12 @@ def resource_view(
     for group in by_name.values():
         if not is_selected(resource, config, group.group, [gpu.info for gpu in group.members]):
             continue
-        size = _size_on(resource, config, group, given)
+        size, loose = _size_on(resource, config, group, given)
         if isinstance(size, str):
             unfit[group.name] = size
             continue
         sizes[group.name] = size
-        if given is not Enforcement.HARD and (loose := _loose(resource, config, group, size)):
+        if loose:
             unheld[group.name] = loose
     if not objection and not sizes:
         if any(group.members for group in by_name.values()):
@@ -273,27 +273,24 @@ def resource_view(
     )
 
 
-def _size_on(resource: Resource, config: NodeConfig, group: GroupView, given: Enforcement) -> ShareSize | str:
-    """How large a share is on a group that its resource selects, or why there can be none."""
-    if set_aside(config, [gpu.info for gpu in group.members]):
-        return SET_ASIDE
-    size = share_size(resource, group.usable_bytes)
-    if group.unlisted:
-        return group.unlisted
-    if isinstance(size, str):
-        return size
-    if reason := enforcement.burst_objection(resource, group):
-        return reason
-    if given is not Enforcement.HARD and resource.enforcement.rank > 0:
-        return _loose(resource, config, group, size) or size
-    return size
-
-
-def _loose(resource: Resource, config: NodeConfig, group: GroupView, size: ShareSize) -> str:
-    """Why the limit of a share would not be held there by MPS, empty when it is."""
+def _size_on(
+    resource: Resource, config: NodeConfig, group: GroupView, given: Enforcement
+) -> tuple[ShareSize | str, str]:
+    """How large a share is on a group that its resource selects, or why there can be none; and why its limit would not
+    be held there, empty when it is."""
     infos = [gpu.info for gpu in group.members]
+    size = share_size(resource, group.usable_bytes)
+    if set_aside(config, infos):
+        size = SET_ASIDE
+    elif group.unlisted:
+        size = group.unlisted
+    elif not isinstance(size, str):
+        size = enforcement.burst_objection(resource, group) or size
+    if isinstance(size, str) or given is Enforcement.HARD:
+        return size, ""
     default = largest_limit_bytes(config.resources, config, group.group, infos, group.usable_bytes)
-    return enforcement.one_limit_objection(resource, group, size.limit_bytes, default or 0)
+    loose = enforcement.one_limit_objection(resource, group, size.limit_bytes, default or 0)
+    return (loose, "") if loose and resource.enforcement.rank > 0 else (size, loose)
 
 
 def _same(old: ResourceView, new: ResourceView) -> bool:

@@ -29,6 +29,7 @@ MAX_HISTORY = 1000
 MAX_REQUESTS = 10_000
 MAX_REQUEST_BYTES = 3 << 20
 WAIT_S = 10.0
+_PATCHES = ("application/strategic-merge-patch+json", "application/merge-patch+json")
 _DRIP_S = 0.05
 
 
@@ -106,9 +107,6 @@ class StubApiServer:
         self.allowed = allowed
         self.terminating: set[str] = set()
         """Namespaces that go away and take nothing new."""
-        self.behind = False
-        """Whether it knows less than its callers, as after its store was put back: only a list without a resource
-        version is granted then."""
         self._context, self._bookmark_s = context, bookmark_s
         self._changed = threading.Condition()
         self._version = 100
@@ -310,6 +308,15 @@ class StubApiServer:
             self._history.clear()
             self._changed.notify_all()
 
+    def put_back(self, versions: int) -> None:
+        """Its store is as it was before the last so many changes, but for the objects, which are a test's affair. Who
+        knows more is refused a list, and hears nothing in a watch until there is more again."""
+        with self._changed:
+            self._version -= versions
+            self._oldest = min(self._oldest, self._version)
+            self._history = deque((h for h in self._history if h[0] <= self._version), maxlen=MAX_HISTORY)
+            self._changed.notify_all()
+
     def bookmark(self) -> None:
         """Sends every watch a bookmark."""
         with self._changed:
@@ -368,8 +375,9 @@ class StubApiServer:
             return _status(401, "Unauthorized", "Unauthorized")
         verb, resource = request.right
         if self.allowed is not None and (verb, resource) not in self.allowed:
-            who = 'User "system:serviceaccount:gpufrac:gpufrac"'
-            return _status(403, "Forbidden", f'{who} cannot {verb} resource "{resource}" in API group ""')
+            return _status(403, "Forbidden", _no_right(request))
+        if request.method == "PATCH" and request.headers.get("content-type") not in _PATCHES:
+            return _status(415, "UnsupportedMediaType", "415: Unsupported Media Type")
         names = [unquote(name) for name in request.path.split("/")[3:]]
         with self._changed:
             try:
@@ -392,9 +400,9 @@ class StubApiServer:
         return _status(404, "NotFound", "the server could not find the requested resource")
 
     def _patch_node(self, name: str, patch: Object, *, status: bool) -> tuple[int, Object]:
-        node = self._nodes[name]
-        # What belongs to the other of the two is ignored.
-        return self._patch(node, {key: value for key, value in patch.items() if (key == "status") == status})
+        # Metadata can be changed through either of them; of the rest each takes its own.
+        ignored = "spec" if status else "status"
+        return self._patch(self._nodes[name], {key: value for key, value in patch.items() if key != ignored})
 
     def _patch(self, found: Object, patch: Object) -> tuple[int, Object]:
         merge(found, patch)
@@ -407,10 +415,14 @@ class StubApiServer:
         if namespace in self.terminating:
             text = f'events "{name}" is forbidden: unable to create new content in namespace {namespace} because it is'
             return _status(403, "Forbidden", f"{text} being terminated")
+        if namespace != event["metadata"].get("namespace", namespace):
+            text = "the namespace of the provided object does not match the namespace sent on the request"
+            return _status(400, "BadRequest", text)
         if (namespace, name) in self._events:
             return _status(409, "AlreadyExists", f'events "{name}" already exists')
-        if namespace != (involved.get("namespace") or "default"):
-            return _status(422, "Invalid", f'Event "{name}" is invalid: involvedObject.namespace does not match')
+        if namespace != (theirs := involved.get("namespace", "")) and (theirs or namespace != "default"):
+            text = f'involvedObject.namespace: Invalid value: "{theirs}": does not match event.namespace'
+            return _status(422, "Invalid", f'Event "{name}" is invalid: {text}')
         self._version += 1
         event["metadata"] |= {"namespace": namespace, "resourceVersion": str(self._version), "uid": str(uuid.uuid4())}
         self._events[namespace, name] = event
@@ -420,9 +432,14 @@ class StubApiServer:
         selects = _selector(query)
         if selects is None:
             return _status(400, "BadRequest", "field label not supported")
-        watch = "watch" in query
-        if self.behind and not watch and query.get("resourceVersion", "0") != "0":
-            return _status(504, "Timeout", "Timeout: Too large resource version: 1000, current: 1")
+        watch, match = "watch" in query, "resourceVersionMatch" in query
+        if match and (watch or "resourceVersion" not in query):
+            why = "for watch" if watch else "unless resourceVersion is provided"
+            text = f"resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden {why}"
+            return _status(422, "Invalid", f'ListOptions.meta.k8s.io "" is invalid: {text}')
+        asked = int(query.get("resourceVersion") or 0)
+        if asked > self._version and not watch:
+            return _status(504, "Timeout", f"Timeout: Too large resource version: {asked}, current: {self._version}")
         items = [copy.deepcopy(pod) for pod in self._pods.values() if selects(pod)]
         metadata = {"resourceVersion": str(self._version)}
         return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items}
@@ -461,13 +478,13 @@ class StubApiServer:
                     yield _line("ERROR", status)
                     return
                 news = [(kind, pod) for version, kind, pod in self._history if version > since and selects(pod)]
-                since = self._version
+                since = max(since, self._version)
                 if self._cut[0] != cut:
                     if self._cut[1]:
                         yield b'{"type":"MODIFIED","object":{"metadata":'
                     return
                 now_s = time.monotonic()
-                due = self._bookmarks != bookmarks or now_s >= bookmark_s
+                due = since == self._version and (self._bookmarks != bookmarks or now_s >= bookmark_s)
                 if not news and not due:
                     if stopping.is_set() or now_s >= end_s or gone():
                         return
@@ -475,11 +492,11 @@ class StubApiServer:
                     continue
                 bookmarks = self._bookmarks
             for kind, pod in news:
-                yield _line(kind, pod)
+                yield _line(kind, {"kind": "Pod", "apiVersion": "v1", **pod})
             if due:
                 bookmark_s = time.monotonic() + self._bookmark_s
                 if query.get("allowWatchBookmarks") == "true":
-                    yield _line("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(since)}})
+                    yield _line("BOOKMARK", _bookmark(since))
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -567,15 +584,20 @@ class _Handler(BaseHTTPRequestHandler):
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         headers = {key.lower(): value for key, value in self.headers.items()}
         headers["x-connection"] = str(self.client_address[1])
-        request = Request(self.command, parts.path, query, json.loads(data) if data else None, headers)
+        try:
+            body = json.loads(data) if data else None
+        except ValueError:
+            self._send(*_status(400, "BadRequest", "the object provided is unrecognized: json parse error"))
+            return
+        request = Request(self.command, parts.path, query, body, headers)
         if fault := stub._take(request):
-            self._fail(fault)
+            self._fail(fault, request)
             return
         status, answer = stub._answer(request)
         if status == 200 and request.right[0] == "watch":
             self._stream(query)
         else:
-            self._send(status, answer)
+            self._send(status, answer, {"Retry-After": "1"} if status == 504 else None)
 
     def _send(self, status: int, answer: Object, headers: Mapping[str, str] | None = None) -> None:
         self._send_bytes(status, json.dumps(answer).encode(), "application/json", headers)
@@ -610,8 +632,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Whether the client has closed the connection."""
         return bool(select.select([self.connection], [], [], 0)[0])
 
-    def _fail(self, fault: Fault) -> None:
-        if fault in _ANSWERS:
+    def _fail(self, fault: Fault, request: Request) -> None:
+        if fault is Fault.FORBIDDEN:
+            self._send(*_status(403, "Forbidden", _no_right(request)))
+        elif fault in _ANSWERS:
             status, data, kind, headers = _ANSWERS[fault]
             self._send_bytes(status, data, kind, headers)
         elif fault is Fault.HANG:
@@ -672,6 +696,29 @@ def _selector(query: Mapping[str, str]) -> Callable[[Object], bool] | None:
     return lambda pod: bool(pod["spec"]["nodeName"] == value)
 
 
+def _no_right(request: Request) -> str:
+    verb, resource = request.right
+    kind, *rest = request.path.split("/")[3:]
+    where = "at the cluster scope"
+    if kind == "namespaces" and len(rest) > 1:
+        where = f'in the namespace "{rest[0]}"'
+        kind, rest = rest[1], rest[2:]
+    what = f'{kind} "{unquote(rest[0])}"' if rest else kind
+    who = "system:serviceaccount:gpufrac:gpufrac"
+    return f'{what} is forbidden: User "{who}" cannot {verb} resource "{resource}" in API group "" {where}'
+
+
+def _bookmark(version: int) -> Object:
+    """A pod with nothing in it, as a server in Go makes one."""
+    return {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {"resourceVersion": str(version), "creationTimestamp": None},
+        "spec": {"containers": None},
+        "status": {},
+    }
+
+
 def _status(code: int, reason: str, message: str) -> tuple[int, Object]:
     return code, {
         "kind": "Status",
@@ -701,7 +748,6 @@ def _answer(code: int, reason: str, message: str, **headers: str) -> tuple[int, 
 _ANSWERS: dict[Fault, tuple[int, bytes, str, Mapping[str, str]]] = {
     Fault.ERROR: _answer(500, "InternalError", "Internal error occurred: etcdserver: no leader"),
     Fault.BUSY: _answer(429, "TooManyRequests", "too many requests", Retry_After="1"),
-    Fault.FORBIDDEN: _answer(403, "Forbidden", "forbidden: no right to it"),
     Fault.EXPIRED: _answer(410, "Expired", "the resource version is too old"),
     Fault.GARBAGE: (200, b'{"kind": "Node", "metadata": [}\xff\x00', "application/json", {}),
     Fault.PAGE: (502, b"<html><body><h1>502 Bad Gateway</h1></body></html>", "text/html", {}),

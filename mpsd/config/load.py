@@ -80,7 +80,9 @@ _HOME = {  # keys that are often written one level too high
     **dict.fromkeys(("mode", "threadPercent"), "compute"),
     **dict.fromkeys(("include", "exclude", "groups"), "gpus"),
     **dict.fromkeys(("protocol", "runRoot", "logRoot", "driverRoot", "clientLimit", "sharedMemory"), "mps"),
-    **dict.fromkeys(("share", "trust", "reservationNamespace", "prefix", "whenAway"), "annotations"),
+    **dict.fromkeys(
+        ("share", "trust", "reservationNamespace", "prefix", "shortfall", "whenAway", "criSocket"), "annotations"
+    ),
     **dict.fromkeys(("access", "nodeName"), "kubernetes"),
 }
 

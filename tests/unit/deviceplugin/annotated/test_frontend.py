@@ -11,7 +11,7 @@ from deviceplugin.annotated import absence
 from deviceplugin.annotated.absence import NOTICE_S, STOP_EVERY_S
 from deviceplugin.annotated.frontend import AnnotatedFrontend, reference
 from deviceplugin.annotated.presence import GONE_S
-from deviceplugin.nri.model import Adjustment, Container, ContainerState, Pod, Refused, Runtime
+from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod, Refused, Runtime
 from deviceplugin.plan.model import Allocation, Refusal
 from mpsd.config.model import (
     AnnotationsConfig,
@@ -40,6 +40,10 @@ class Said:
         self.stopped: list[str] = []
         self.restart_policies: dict[str, str] = {}
         self.stop_error = ""
+        self.changes = 0
+
+    def changed(self) -> None:
+        self.changes += 1
 
     def pod(self, namespace: str, name: str, uid: str, type: str, reason: str, message: str) -> None:  # noqa: A002
         self.events.append((f"{namespace}/{name}", reason, message))
@@ -79,8 +83,10 @@ class Node(World):
             self.said,
             stop_container=self.said.stop,
             restart_policy=self.said.restart_policies.get,
+            on_change=self.said.changed,
             wall=lambda: self.now_s,
             monotonic=self.tick,
+            pause=lambda _: None,
         )
         self.frontend.connected(self.runtime)
         self.frontend.synchronize((), ())
@@ -88,6 +94,9 @@ class Node(World):
     def tick(self) -> float:
         self.now_s += 0.2
         return self.now_s
+
+    def observe(self) -> bool:
+        return self.keeper.observe()
 
     def recheck(self) -> None:
         self.keeper.recheck()
@@ -383,7 +392,6 @@ def test_a_container_that_may_not_start_yet_is_refused_and_keeps_its_place(node:
     node.attaches = True
     node.create(pod(keys(limit="4Gi", mode="sm-sharing")), container())
     assert node.broker.allocations() == [waiting]
-    assert node.frontend.report.refusing == ()
 
 
 def test_a_container_made_again_keeps_what_it_has_and_a_new_sandbox_may_ask_for_less(node: Node) -> None:
@@ -453,6 +461,42 @@ def test_a_gpu_that_another_pod_holds_whole_is_refused_whatever_the_reservation(
     assert "pod ns/whole holds it" in node.refusal(lambda: node.create(pod(keys(limit="4Gi")), container()))
 
 
+def reserve(node: Node, gpu: int) -> None:
+    real = ("kai-resource-reservation", f"gpu-reservation-000000000000000{gpu}", "resource-reservation")
+    node.kubelet.containers[real] = {"nvidia.com/gpu": (uuid(gpu),)}
+    node.keeper.observe()
+
+
+def test_who_was_believed_once_is_not_believed_of_other_gpus(tmp_path: Path) -> None:
+    """Its annotations were edited, and its sandbox made anew."""
+    node = Node(tmp_path, config(annotations=annotated(trust=TrustPolicy.KAI_RESERVATION)))
+    reserve(node, 0)
+    node.create(pod(keys(limit="4Gi")), container())
+    node.kubelet.containers.clear()
+    node.keeper.observe()
+    node.create(pod(keys(limit="4Gi")), container())  # its reservation comes and goes, it stays
+    edited = pod(keys(limit="4Gi", devices="1"), sandbox="second")
+    assert "no reservation pod" in node.refusal(lambda: node.create(edited, container()))
+    assert node.broker.allocations()[0].gpus == (uuid(0),)
+
+
+def test_who_started_while_we_were_away_is_not_believed_for_that(tmp_path: Path) -> None:
+    node = Node(tmp_path, config(annotations=annotated(trust=TrustPolicy.KAI_RESERVATION)))
+    ask, _ = away(node)
+    assert len(node.broker.allocations()) == 1, "what it takes counts"
+    assert "no reservation pod" in node.refusal(lambda: node.create(ask, container()))
+
+
+def test_a_tenant_that_is_refused_again_and_again_voids_nobodys_grace(tmp_path: Path) -> None:
+    node = Node(tmp_path, config(annotations=annotated(trust=TrustPolicy.KAI_RESERVATION)))
+    reserve(node, 0)
+    gone = pod(keys(limit="4Gi"))
+    node.create(gone, container())
+    node.frontend.stop_pod(gone)
+    node.refusal(lambda: node.create(pod(keys(limit="4Gi", devices="1"), "q"), container()))
+    assert len(node.broker.allocations()) == 1
+
+
 def test_only_namespaces_that_are_named_are_believed(tmp_path: Path) -> None:
     node = Node(tmp_path, config(annotations=annotated(trust=TrustPolicy.NAMESPACES, namespaces=("team-a",))))
     assert '"ns" are not believed' in node.refusal(lambda: node.create(pod(keys(limit="4Gi")), container()))
@@ -515,6 +559,57 @@ def test_where_a_start_cant_be_refused_a_hard_limit_needs_the_toolkits_hook(tmp_
     node.broker.set_gpu_kind("nvidia.com/gpu", {}, frozenset())
     text = node.refusal(lambda: node.create(pod(keys(limit="8Gi"), "q"), container()))
     assert "has no hook `apply-cuda-memory-limits`" in text
+
+
+def test_a_plan_that_outlived_its_hard_limit_starts_as_what_is_left_of_it(node: Node) -> None:
+    ask = pod(keys(limit="8Gi", mode="sm-sharing"))
+    node.create(ask, container())
+    node.hard_limits = CANNOT
+    node.tell()
+    node.frontend.start_container(ask, made_by(node.create(ask, container())))
+    assert node.mpsd.set_calls == []
+
+
+def test_a_runtime_with_less_patience_is_answered_sooner(tmp_path: Path) -> None:
+    hasty = Runtime(name="containerd", version="2.1.9", request_timeout_s=0.5)
+    node = Node(tmp_path, config(annotations=annotated()), hasty)
+    waits: list[float] = []
+    node.wait_attached = lambda key, timeout_s: waits.append(timeout_s)  # type: ignore[method-assign]
+    node.refusal(lambda: node.create(pod(keys(limit="8Gi")), container()))
+    assert waits[0] < 0.5 / 2
+
+
+def test_a_container_is_refused_until_it_starts(node: Node) -> None:
+    node.cgroup(SCOPE, uuid(0))
+    ask = pod(keys(limit="8Gi"))
+    node.mpsd.refuses = "Insufficient Permissions"
+    for n in range(1, 4):
+        made = made_by(node.create(ask, container()))
+        node.refusal(lambda made=made: node.frontend.start_container(ask, made))  # type: ignore[misc]
+        assert [one.count for one in node.frontend.report.refusing] == [n]
+    assert node.frontend.report.granted == 0
+    node.mpsd.refuses = ""
+    node.frontend.start_container(ask, made_by(node.create(ask, container())))
+    assert (node.frontend.report.refusing, node.frontend.report.granted) == ((), 1)
+
+
+def test_schedulers_hear_of_the_runtime_at_once(node: Node) -> None:
+    before = node.said.changes
+    node.frontend.disconnected("it went away")
+    node.frontend.connected(NEW)
+    node.frontend.synchronize((), ())
+    assert node.said.changes == before + 2
+
+
+def test_two_records_of_one_container_are_one_after_a_crash_between_them(node: Node) -> None:
+    node.create(pod(keys(limit="60Gi")), container())
+    (first,) = node.broker.allocations()
+    node.create(pod(keys(limit="20Gi"), sandbox="second"), container())
+    (second,) = node.broker.allocations()
+    node.ledger.put(first)
+    node.restart()
+    assert node.broker.allocations() == [second]
+    assert len(node.ledger.load()[0]) == 1
 
 
 # -- shares of the device plugin
@@ -685,6 +780,45 @@ def test_a_container_of_ours_without_a_record_is_taken_in_again(node: Node) -> N
     assert node.frontend.report.unenforced == ()
 
 
+def test_a_marker_hides_nothing_that_runs_without_its_limit(tmp_path: Path) -> None:
+    """Any pod can set it, and limit and mode beside."""
+    node = Node(tmp_path, config(resource("a", fixed(8)), annotations=annotated()), hard=False)
+    share = held_share(node)
+    other = pod(keys(limit="4Gi", mode="sm-sharing"), "other")
+    given = env_of(node.create(other, container()))
+    other_container = container(
+        "main",
+        *(f"{k}={v}" for k, v in given.items()),
+        id="other",
+        pod_id="sandbox-other",
+        state=ContainerState.RUNNING,
+    )
+    told = [f"GPUFRAC_MEMORY_LIMIT_BYTES={5 << 30}", "GPUFRAC_COMPUTE_MODE=sm-sharing"]
+    keys_of_others = [share.key, given["GPUFRAC_ALLOCATION"], "0123456789abcdef0123"]
+    for n, key in enumerate(keys_of_others):
+        liar = pod(keys(limit="5Gi", mode="sm-sharing", devices="1"), f"liar{n}")
+        lying = container(
+            "main", f"GPUFRAC_ALLOCATION={key}", *told, id=f"l{n}", pod_id=liar.id, state=ContainerState.RUNNING
+        )
+        node.frontend.synchronize([other, liar], [other_container, lying])
+        assert [one.container.pod for one in node.frontend.report.unenforced] == [f"liar{n}"], key
+        (record,) = [a for a in node.broker.allocations() if a.container and a.container.pod == liar.name]
+        assert (record.enforcement, record.key != key) == (Enforcement.NONE, True)
+        node.frontend.synchronize([other, liar], [other_container, lying])
+        assert len(node.frontend.report.unenforced) == 1
+
+
+def test_a_container_of_ours_is_known_by_what_it_mounts(tmp_path: Path) -> None:
+    node = Node(tmp_path, config(annotations=annotated()), hard=False)
+    key = "0123456789abcdef0123"
+    ask = pod(keys(limit="5Gi", mode="sm-sharing"))
+    env = [f"GPUFRAC_ALLOCATION={key}", f"GPUFRAC_MEMORY_LIMIT_BYTES={5 << 30}", "GPUFRAC_COMPUTE_MODE=sm-sharing"]
+    mount = Mount("/tmp/nvidia-mps", f"/run/gpufrac/mps/{uuid(0)}")
+    node.frontend.synchronize([ask], [container("main", *env, mounts=(mount,), state=ContainerState.RUNNING)])
+    assert node.frontend.report.unenforced == ()
+    assert node.broker.allocations()[0].key == key
+
+
 def test_a_container_with_other_values_than_its_annotations_is_told(node: Node) -> None:
     key = "0123456789abcdef0123"
     away(
@@ -783,13 +917,16 @@ def test_one_that_cant_be_stopped_is_tried_again_and_told(tmp_path: Path) -> Non
 
 
 def test_one_that_ended_and_was_made_again_or_whose_pod_is_gone_is_told_no_more(node: Node) -> None:
+    def told() -> int:
+        return len(node.frontend.report.unenforced)
+
     ask, _ = away(node)
     node.create(ask, container(id="another"))
-    assert node.frontend.report.unenforced == ()
+    assert told() == 0
     node.frontend.synchronize([ask], [container(state=ContainerState.RUNNING)])
-    assert len(node.frontend.report.unenforced) == 1
+    assert told() == 1
     node.frontend.stop_pod(ask)
-    assert node.frontend.report.unenforced == ()
+    assert told() == 0
 
 
 def test_an_upgrade_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -813,6 +950,6 @@ def test_keys_without_effect_are_told_once_with_what_to_write(node: Node) -> Non
     node.frontend.run_pod(odd)
     (text,) = [message for _, reason, message in node.said.events if reason == "GpuAnnotationIgnored"]
     assert f"did you mean {PREFIX}main.gpu-memory.limit?" in text
-    assert list(node.frontend.report.findings) == ["ns/p"]
+    assert [pod for pod, _ in node.frontend.report.findings] == ["ns/p"]
     node.frontend.stop_pod(odd)
-    assert node.frontend.report.findings == {}
+    assert node.frontend.report.findings == ()

@@ -62,16 +62,17 @@ def test_of_several_sandboxes_the_last_one_counts() -> None:
     sandboxes = Sandboxes()
     sandboxes.run(pod("1"))
     sandboxes.run(pod("2"))
-    assert sandboxes.stop(pod("1")) == ""
-    assert sandboxes.stop(pod("1")) == ""
-    assert sandboxes.stop(pod("2")) == "u"
+    assert sandboxes.stop("1", "u") == ""
+    assert sandboxes.stop("1", "u") == ""
+    assert sandboxes.stop("2", "u") == "u"
+    assert sandboxes.stop("of a time before us", "v") == "v"
 
 
 def test_stopped_sandboxes_that_a_runtime_shows_are_none() -> None:
     sandboxes = Sandboxes()
     container = Container(id="c", pod_id="without", name="c")
-    sandboxes.synchronize([pod("with"), pod("without", "v", 0), pod("stopped", "w", 0)], [container])
-    assert sandboxes.uids() == {"u", "v"}
+    alive = sandboxes.synchronize([pod("with"), pod("without", "v", 0), pod("stopped", "w", 0)], [container])
+    assert set(alive) == {"with", "without"}
 
 
 def test_a_sandbox_whose_process_ended_has_vanished_unless_something_of_its_pod_runs() -> None:

@@ -7,7 +7,7 @@ from deviceplugin.annotated.readiness import readiness
 from deviceplugin.plan.model import HardAbility
 from mpsd.config.model import AnnotationsConfig, Enforcement, GpuSelection
 from mpsd.snapshot import HardLimits
-from tests.builders import HARD, NOT_HARD
+from tests.builders import CAN, HARD, NOT_HARD
 
 KNOWN = FrontendReport(synchronized=True)
 
@@ -19,6 +19,13 @@ KNOWN = FrontendReport(synchronized=True)
         ({"mpsd_error": "mpsd does not answer"}, "False", "NotReady", "mpsd does not answer"),
         ({"session_error": "no such file"}, "False", "NotReady", "not registered at the container runtime"),
         ({"report": FrontendReport()}, "False", "Pending", "has not told of its pods"),
+        ({"ledger_error": "No space left on device"}, "False", "NotReady", "No space left"),
+        (
+            {"hard": HardAbility(CAN, starts_wait=False), "minimum": Enforcement.HARD},
+            "False",
+            "NotReady",
+            "nothing is known to set limits",
+        ),
         ({"driver_version": None}, "False", "GPUDriverVersionMissing", "driver"),
         ({"driver_version": "garbage"}, "False", "GPUDriverVersionMissing", "driver"),
         ({"hard": HardAbility()}, "False", "Pending", "not known yet"),

@@ -109,7 +109,7 @@ FAULTS: dict[Fault, tuple[type[ApiError], str]] = {
     Fault.ERROR: (ServerError, "500 Internal error occurred: etcdserver: no leader"),
     Fault.PAGE: (ServerError, "502 <html>"),
     Fault.BUSY: (BusyError, "429 too many requests"),
-    Fault.FORBIDDEN: (ForbiddenError, "403 forbidden: no right to it"),
+    Fault.FORBIDDEN: (ForbiddenError, "403 (nodes|pods) .*is forbidden: User .* cannot"),
     Fault.EXPIRED: (GoneError, "410"),
     Fault.GARBAGE: (NonsenseError, "cannot understand"),
     Fault.HTTP: (NonsenseError, "speaks no HTTP"),

@@ -16,6 +16,7 @@ from deviceplugin.kubernetes.events import (
     EVERY_S,
     MAX_QUEUED,
     MAX_QUEUED_PER_OBJECT,
+    MAX_REFUSALS,
     EventKey,
     EventQueue,
     EventRecorder,
@@ -273,10 +274,26 @@ def test_missing_rights_are_said_and_lose_the_event(recorder: EventRecorder, ser
     recorder.pod("ns", "p", "u", "Warning", "Refused", "no room")
     assert wait(server, lambda: recorder.dropped == 1)
     assert wait(server, lambda: 'cannot create resource "events"' in recorder.error)
+    assert len(server.requests) == MAX_REFUSALS + 1
+    recorder.pod("ns", "p", "u", "Warning", "Refused", "no room")
+    assert wait(server, lambda: recorder.dropped == 2)
+    assert len(server.requests) == MAX_REFUSALS + 2, "that rights are missing is known now"
     server.allowed = None
     recorder.pod("ns", "q", "u", "Warning", "Refused", "no room")
     assert wait(server, lambda: recorder.sent == 1)
     assert recorder.error == ""
+
+
+@pytest.mark.parametrize("right", ["create", "patch"])
+def test_a_server_that_has_just_started_and_knows_no_roles_yet_loses_no_event(
+    recorder: EventRecorder, server: StubApiServer, right: str
+) -> None:
+    server.fault(Fault.FORBIDDEN, lambda request: request.right == (right, "events"), times=MAX_REFUSALS)
+    recorder.start()
+    for count in (1, 2):
+        recorder.pod("ns", "p", "u", "Warning", "Refused", "no room")
+        assert wait(server, partial(lambda expected: recorder.sent == expected, count))
+    assert (seen(server), recorder.dropped) == ([("p", "no room", 2)], 0)
 
 
 def test_a_namespace_that_goes_away_is_nobodys_fault(recorder: EventRecorder, server: StubApiServer) -> None:

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from deviceplugin.kubernetes import node as node_module
+from deviceplugin.kubernetes import pacing as pacing_module
 from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.kubernetes.node import CONDITION, DRIVER_LABEL, Condition, NodeReporter, condition_patch, timestamp
+from deviceplugin.kubernetes.pacing import QUICK_REFUSALS
 from deviceplugin.sim.apiserver import Fault, Request, StubApiServer
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
 
@@ -276,7 +278,8 @@ def test_a_server_that_comes_late(world: World, monkeypatch: pytest.MonkeyPatch)
     assert world.wait(lambda: world.reporter.error == "")
 
 
-def test_missing_rights_are_said_and_tried_slowly(world: World) -> None:
+def test_missing_rights_are_said_and_tried_slowly(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing_module, "QUICK_REFUSALS", 0)
     world.server.allowed = [("get", "nodes")]
     world.reporter.start()
     assert world.wait(lambda: world.reporter.error != "")
@@ -287,6 +290,23 @@ def test_missing_rights_are_said_and_tried_slowly(world: World) -> None:
     world.server.allowed = None
     world.say(NOT)
     assert world.wait(lambda: world.condition().get("status") == "False")
+
+
+def test_a_server_that_has_just_started_and_knows_no_roles_yet_costs_a_moment(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "RETRY_FIRST_S", 0.02)
+    world.reporter.start()
+    assert world.wait(lambda: world.label() == "615")
+    first = world.condition()
+    world.reporter._client.close()  # a crash: no last word
+    world.server.fault(Fault.FORBIDDEN, times=2 * QUICK_REFUSALS)  # the look and the write, each time
+    again = world.make()
+    world.now += 100
+    again.start()
+    assert world.wait(lambda: world.condition()["lastHeartbeatTime"] != first["lastHeartbeatTime"])
+    assert world.condition()["lastTransitionTime"] == first["lastTransitionTime"]
+    again.close()
 
 
 def test_without_the_right_to_read_nodes_or_set_labels_there_is_still_the_condition(world: World) -> None:

@@ -13,9 +13,20 @@ def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_reset() -> None:
     assert backoff.pause_s() == 0.5
 
 
-def test_what_will_not_heal_at_once_is_tried_slowly_and_the_server_may_ask_for_more() -> None:
+def test_what_will_not_heal_at_once_is_tried_slowly_after_some_refusals_in_a_row() -> None:
     backoff = Backoff(0.5, 60.0, lambda: 0.0)
-    assert backoff.pause_s(slow=True) == 60.0
+    for _ in range(5):
+        backoff.pause_s()  # the server was away, and may be one that has just started
+    assert [backoff.pause_s(slow=True) for _ in range(6)] == [0.5, 1, 2, 4, 60, 60]
+    backoff.pause_s()
+    assert backoff.pause_s(slow=True) == 0.5
+    for _ in range(5):
+        backoff.pause_s(slow=True)
+    backoff.reset()
+    assert backoff.pause_s(slow=True) == 0.5
+
+
+def test_the_server_may_ask_for_more() -> None:
     assert Backoff(0.5, 60.0, lambda: 0.0).pause_s(7.0) == 7.0
     assert Backoff(0.5, 60.0, lambda: 0.0).pause_s(0.1) == 0.5
 

@@ -3,14 +3,16 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from deviceplugin.kubernetes import client as client_module
+from deviceplugin.kubernetes import pacing as pacing_module
 from deviceplugin.kubernetes import pods as pods_module
 from deviceplugin.kubernetes.model import PodRef
-from deviceplugin.kubernetes.pacing import Backoff
+from deviceplugin.kubernetes.pacing import QUICK_REFUSALS, Backoff
 from deviceplugin.kubernetes.pods import ApiPod, Deleting, PodTable, PodWatch, _Container, _Metadata, _Spec
 from deviceplugin.sim.apiserver import Fault, Request, StubApiServer
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
@@ -172,12 +174,24 @@ def test_a_watch_that_ended_goes_on_where_it_was(world: World) -> None:
     world.server.add_pod("ns", "a", node="n1")
     world.start()
     world.server.bookmark()
-    for reset in (False, True):
-        world.server.end_watches(reset=reset)
+    for count in (2, 3):
+        world.server.end_watches()
+        assert world.wait(partial(lambda expected: world.verbs().count("watch") == expected, count))
         assert world.again()
     world.server.delete_pod("ns", "a")
     assert world.wait(lambda: world.told == [("a", 30.0)])
     assert world.verbs().count("list") == 1
+
+
+def test_a_watch_that_broke_begins_with_a_list_no_older_than_what_is_known(world: World) -> None:
+    world.server.add_pod("ns", "a", node="n1")
+    world.start()
+    world.server.end_watches(reset=True)
+    assert world.wait(lambda: world.verbs().count("watch") == 2)
+    assert world.verbs() == ["list", "watch", "list", "watch"]
+    second = [request for request in world.server.requests if lists(request)][1]
+    assert int(second.query["resourceVersion"]) > 0
+    assert second.query["resourceVersionMatch"] == "NotOlderThan"
 
 
 def test_what_happened_between_two_watches_is_not_missed(world: World) -> None:
@@ -214,13 +228,44 @@ def test_a_version_too_old_leads_to_a_list_no_older_than_what_is_known(world: Wo
 def test_a_server_put_back_in_time_is_asked_for_what_its_store_has(world: World) -> None:
     world.server.add_pod("ns", "a", node="n1")
     world.start()
-    world.server.behind = True
-    world.server.expire()
-    assert world.wait(lambda: world.verbs().count("list") == 3)
+    world.server.add_pod("ns", "b", node="n1")
+    assert world.wait(lambda: len(world.watch) == 2)
+    world.server.stop()
+    assert world.wait(lambda: "Connection refused" in world.watch.error)
+    world.server.remove_pod("ns", "b")  # it was never there
+    world.server.put_back(2)
+    world.server.start()
+    assert world.wait(lambda: world.told == [("b", 0.0)])
     assert world.again()
     last = [request for request in world.server.requests if lists(request)][-1]
     assert "resourceVersion" not in last.query
-    assert len(world.watch) == 1
+    world.server.delete_pod("ns", "a", 7)
+    assert world.wait(lambda: world.told[1:] == [("a", 7.0)])
+
+
+def test_a_server_that_has_just_started_and_knows_no_roles_yet_costs_a_moment(world: World) -> None:
+    world.server.add_pod("ns", "a", node="n1")
+    world.start()
+    world.server.stop()
+    world.server.delete_pod("ns", "a", 7)
+    world.server.fault(Fault.FORBIDDEN, times=QUICK_REFUSALS)
+    world.server.start()
+    assert world.wait(lambda: world.told == [("a", 7.0)])
+    assert world.again()
+
+
+def test_a_version_too_old_after_a_long_outage_is_no_reason_to_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods_module, "WATCH_GOOD_S", 0.0)
+    world.server.add_pod("ns", "a", node="n1")
+    world.start()
+    for _ in range(20):
+        world.watch._backoff.pause_s()
+    world.server.delete_pod("ns", "a", 7)
+    world.server.expire()
+    assert world.wait(lambda: world.verbs().count("list") == 2)
+    assert world.wait(lambda: world.told == [("a", 7.0)])
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -242,7 +287,8 @@ def test_every_fault_heals(
     assert world.again()
 
 
-def test_missing_rights_are_said_and_tried_slowly(world: World) -> None:
+def test_missing_rights_are_said_and_tried_slowly(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing_module, "QUICK_REFUSALS", 0)
     world.server.allowed = [("list", "pods")]
     world.watch.start()
     assert world.wait(lambda: 'cannot watch resource "pods"' in world.watch.error)

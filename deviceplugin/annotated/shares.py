@@ -1,0 +1,63 @@
+"""Annotations on a pod that asks for a resource of the device plugin: they may lower the limit of its share."""
+
+from collections.abc import Callable
+
+from deviceplugin import render
+from deviceplugin.annotated import devices
+from deviceplugin.annotated.contract import Ask
+from deviceplugin.broker import Broker
+from deviceplugin.nri.model import Container
+from deviceplugin.plan.model import Allocation, ContainerRef
+from deviceplugin.presence import Holder
+from mpsd.errors import GpufracError
+from mpsd.quantity import format_bytes
+
+
+def share_of(
+    broker: Broker, ref: ContainerRef, container: Container, observe: Callable[[], object] | None = None
+) -> Allocation | None:
+    """The share that a container of a device plugin pod holds. Any pod can set our marker, so the kubelet's word
+    counts.
+
+    Args:
+        observe: looks at the kubelet once more; called where what is known does not make it the container's.
+    """
+    key = container.variable(render.MARKER)
+    if not key or not render.is_key(key) or broker.share(key) is None:
+        return None
+    found = broker.share(key)
+    if observe is not None and (found is None or not _holds(found[1], ref)):
+        observe()
+        found = broker.share(key)
+    return found[0] if found is not None and _holds(found[1], ref) else None
+
+
+def objection(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) -> str:
+    """Why annotations ask for more than to lower the limit, empty when they don't."""
+    named = f"its container holds {share.resource}, and annotations may only lower the limit of a share"
+    if ask.limit_bytes > share.limit_bytes or ask.request_bytes > share.request_bytes:
+        return (
+            f"{named}: the share has {format_bytes(share.request_bytes)} to {format_bytes(share.limit_bytes)}, and "
+            f"they ask for {format_bytes(ask.request_bytes)} to {format_bytes(ask.limit_bytes)}"
+        )
+    if ask.mode is not share.mode and mode_given:
+        return f"{named}: the share is {share.mode}, and they ask for {ask.mode}"
+    if ask.devices:
+        gpus = devices.resolve(ask.devices, [gpu.info for gpu in broker.gpus()])
+        if isinstance(gpus, str) or set(gpus) != set(share.gpus):
+            return f"{named}: the share is on {', '.join(share.gpus)}, and they name other GPUs"
+    return ""
+
+
+def lower(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) -> Allocation:
+    """The share with the limit that annotations ask for. Raises GpufracError where they ask for anything else."""
+    if reason := objection(broker, share, ask, mode_given=mode_given):
+        raise GpufracError(reason)
+    return broker.lower_limit(share.key, ask.limit_bytes)
+
+
+def _holds(holder: Holder | None, ref: ContainerRef) -> bool:
+    if holder is None:
+        return False
+    named = (holder.namespace, holder.pod, holder.container) == (ref.namespace, ref.pod, ref.container)
+    return named and holder.pod_uid in ("", ref.pod_uid)
