@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import msgspec
 from msgspec import structs
 
-from deviceplugin import ids
-from deviceplugin.annotated.presence import PodPresence
 from deviceplugin.drains import Drain, Drains, checked_reason
+from deviceplugin.holders import Holders
 from deviceplugin.ledger import Ledger, LedgerError
 from deviceplugin.owners import Pods
 from deviceplugin.plan.accounts import Accounts
@@ -45,7 +44,7 @@ from deviceplugin.plan.start import (
     starts_as,
 )
 from deviceplugin.plan.view import RESERVED, daemon_trouble, gpu_view, node_view
-from deviceplugin.presence import Holder, Observation, Presence, Shares
+from deviceplugin.presence import Holder, Observation
 from mpsd.config.model import Delivery, Enforcement, FixedMemory, NodeConfig, Resource, UnitMemory
 from mpsd.errors import GpufracError
 from mpsd.gpu.model import GpuHealth, Mode
@@ -85,8 +84,7 @@ class Broker:
         self._ledger, self._drains = ledger, drains
         self._config = config
         self._accounts = Accounts()
-        self._presence = Presence()
-        self._pod_presence = PodPresence()
+        self._holders = Holders(self._accounts)
         self._reserved: frozenset[str] = frozenset()
         self._gpus: tuple[GpuStatus, ...] = ()
         self._absence = "mpsd has not answered yet"
@@ -175,7 +173,7 @@ class Broker:
     def _allocate(self, resource: str, wanted: tuple[str, ...]) -> Allocation | Refusal:
         live = self._accounts.newest(resource, wanted)
         if live is not None and not self._accounts.is_vacated(live.key) and live.key not in self._releasing:
-            self._presence.renew(live.key)
+            self._holders.shares.renew(live.key)
             return live  # another container of the same pod, or the kubelet asks again
         view = self._view.resources.get(resource)
         if view is None:
@@ -219,7 +217,7 @@ class Broker:
         return outcome
 
     def _allocate_container(self, ask: ContainerAsk, *, by_cdi: bool) -> Allocation | Refusal:
-        self._pod_presence.runs(ask.container.pod_uid)
+        self._holders.annotated.runs(ask.container.pod_uid)
         self._note_vacated()
         old = self._accounts.of_container(ask.container)
         if old is not None and old.key in self._releasing:
@@ -251,7 +249,7 @@ class Broker:
             GpufracError: it can't be planned at all.
         """
         with self._lock:
-            self._pod_presence.runs(ask.container.pod_uid)
+            self._holders.annotated.runs(ask.container.pod_uid)
             self._note_vacated()
             if (known := self._accounts.of_container(ask.container)) is not None:
                 return known
@@ -460,7 +458,7 @@ class Broker:
     def judgeable(self) -> dict[str, int]:
         """What an observation that begins now may judge; to be handed to `observe_kubelet` with it."""
         with self._lock:
-            return {a.key: self._presence.renewals(a.key) for a in self._accounts if a.container is None}
+            return self._holders.judgeable()
 
     def observe_kubelet(
         self,
@@ -478,9 +476,7 @@ class Broker:
                 seem absent, or held by its last owner.
         """
         with self._lock:
-            shares = [a for a in self._accounts if a.container is None]
-            known = [a for a in shares if judged.get(a.key) == self._presence.renewals(a.key)]
-            self._presence.observe(known, seen, self._monotonic())
+            self._holders.observe_kubelet(seen, judged, self._monotonic())
             self._note_vacated()
             if (dict(foreign), reserved) != (self._foreign, self._reserved):
                 self._foreign, self._reserved = dict(foreign), reserved
@@ -488,48 +484,40 @@ class Broker:
                 self._mark_dirty()
 
     def _note_vacated(self) -> None:
-        gone = self._pod_presence.gone()
-        annotated = {a.key for a, container in self._accounts.annotated() if container.pod_uid in gone}
-        if self._accounts.set_vacated(self._presence.vacated() | annotated):
+        if self._accounts.set_vacated(self._holders.vacated()):
             self._mark_dirty()
 
     def observe_pods(self, alive: Collection[str] | None) -> None:
         """Takes in the UIDs of all pods with a sandbox; None: the runtime is not heard of any more."""
         with self._lock:
-            if alive is None:
-                self._pod_presence.unheard()
-            else:
-                holders = {container.pod_uid for _, container in self._accounts.annotated()}
-                self._pod_presence.synchronized(holders, alive, self._monotonic())
+            self._holders.observe_pods(alive, self._monotonic())
             self._note_vacated()
 
     def pod_runs(self, uid: str) -> None:
         """A pod has a sandbox."""
         with self._lock:
-            self._pod_presence.runs(uid)
+            self._holders.annotated.runs(uid)
             self._note_vacated()
 
     def pod_stopped(self, uid: str) -> None:
         """A pod's last sandbox was stopped."""
         with self._lock:
-            if any(container.pod_uid == uid for _, container in self._accounts.annotated()):
-                self._pod_presence.stopped(uid, self._monotonic())
-                self._note_vacated()
+            self._holders.pod_stopped(uid, self._monotonic())
+            self._note_vacated()
 
     def observe_directories(self, exists: Callable[[str], bool]) -> None:
         """Looks which annotated pods the kubelet has a directory of."""
         with self._lock:
-            uids = {container.pod_uid for _, container in self._accounts.annotated()}
+            uids = self._holders.annotated_pods()
         there = {uid for uid in uids if exists(uid)}
         with self._lock:
-            self._pod_presence.directories(there, uids - there, self._monotonic())
+            self._holders.annotated.directories(there, uids - there, self._monotonic())
             self._note_vacated()
 
     def kubelet_restarted(self, age_s: float = 0.0) -> None:
         """A new kubelet runs, for `age_s` seconds already. What it has not shown yet is held for longer."""
         with self._lock:
-            shares = [a for a in self._accounts if a.container is None]
-            self._presence.kubelet_restarted(shares, self._monotonic() - age_s)
+            self._holders.kubelet_restarted(self._monotonic() - age_s)
 
     def adopt(self, resource: str, device_ids: tuple[str, ...], key: str | None) -> Allocation | Refusal:
         """Takes in what the kubelet runs without a record of ours, under the key it was answered with if known.
@@ -568,41 +556,24 @@ class Broker:
     def releasable(self, *, pressed: bool = False) -> list[Allocation]:
         """Allocations that the kubelet no longer holds, to be released once no process of theirs lives."""
         with self._lock:
-            keys = self._releasable(pressed=pressed)
+            keys = self._holders.releasable(self._monotonic(), pressed=pressed)
             return [allocation for allocation in self._accounts if allocation.key in keys]
-
-    def _releasable(self, *, pressed: bool) -> set[str]:
-        now_s = self._monotonic()
-        pods = self._pod_presence.releasable(now_s, pressed=pressed)
-        annotated = {a.key for a, container in self._accounts.annotated() if container.pod_uid in pods}
-        return self._presence.releasable(now_s, pressed=pressed) | annotated
 
     def pods(self) -> Pods:
         """The UIDs of the pods that were seen to hold each live allocation."""
         with self._lock:
-            return {allocation.key: tuple(self._pods(allocation)) for allocation in self._accounts}
-
-    def _holder(self, allocation: Allocation) -> Holder | None:
-        if (own := allocation.container) is not None:
-            return Holder(own.namespace, own.pod, own.container, own.pod_uid, allocation.key)
-        return self._presence.holder(allocation.key)
-
-    def _pods(self, allocation: Allocation) -> Mapping[str, Holder]:
-        holder = self._holder(allocation)
-        if allocation.container is not None and holder is not None:
-            return {holder.pod_uid: holder}
-        return self._presence.pods(allocation.key)
+            return self._holders.pods_by_key()
 
     def checkpoint_only(self) -> set[str]:
         """See Presence.checkpoint_only."""
         with self._lock:
-            return set(self._presence.checkpoint_only())
+            return set(self._holders.shares.checkpoint_only())
 
     def begin_release(self, key: str, *, pressed: bool = False) -> bool:
         """Whether an allocation may still go, after the slow look at its processes. From now on it is not given out
         again: who asks for its shares gets a new one."""
         with self._lock:
-            if key not in self._accounts or key not in self._releasable(pressed=pressed):
+            if key not in self._accounts or key not in self._holders.releasable(self._monotonic(), pressed=pressed):
                 return False
             self._releasing.add(key)
             return True
@@ -618,8 +589,7 @@ class Broker:
                     raise
                 self._accounts.remove(key)
                 self._releasing.discard(key)
-                self._presence.forget(key)
-                self._pod_presence.keep({container.pod_uid for _, container in self._accounts.annotated()})
+                self._holders.forget(key)
                 self._mark_dirty()
 
     def permitted(self) -> dict[str, tuple[Allocation, str]]:
@@ -756,8 +726,8 @@ class Broker:
                 view=self._view,
                 lists=dict(self._lists),
                 allocations=tuple(self._accounts),
-                holders={a.key: self._holder(a) for a in self._accounts},
-                pods={a.key: dict(self._pods(a)) for a in self._accounts},
+                holders={a.key: self._holders.holder(a) for a in self._accounts},
+                pods={a.key: dict(self._holders.pods(a)) for a in self._accounts},
                 vacated=frozenset(a.key for a in self._accounts if self._accounts.is_vacated(a.key)),
                 held=held,
                 gpus=self._gpus,
@@ -771,7 +741,7 @@ class Broker:
     def has_unnamed(self) -> bool:
         """Whether a live allocation's holder was not shown by the kubelet yet."""
         with self._lock:
-            return any(self._holder(a) is None and not self._accounts.is_vacated(a.key) for a in self._accounts)
+            return any(self._holders.holder(a) is None and not self._accounts.is_vacated(a.key) for a in self._accounts)
 
     def of_container(self, container: ContainerRef) -> Allocation | None:
         """What an annotated container holds now."""
@@ -782,7 +752,7 @@ class Broker:
         """A live share of the device plugin by its key, and who holds it as far as the kubelet has shown."""
         with self._lock:
             found = self._accounts.get(key)
-            return None if found is None or found.container is not None else (found, self._holder(found))
+            return None if found is None or found.container is not None else (found, self._holders.holder(found))
 
     @property
     def reserved(self) -> frozenset[str]:
@@ -987,16 +957,3 @@ def _with_gone(snapshot: Snapshot, before: tuple[GpuStatus, ...]) -> tuple[GpuSt
         if status.info.uuid not in reported
     ]
     return tuple(sorted((*snapshot.gpus, *gone), key=lambda status: status.info.index))
-
-
-def missing_records(
-    listed: Iterable[Shares], allocations: Iterable[Allocation], resources: Iterable[str]
-) -> list[Shares]:
-    """Containers at the kubelet with shares of ours that no record names (pure)."""
-    recorded = {(allocation.resource, allocation.device_ids) for allocation in allocations}
-    ours = set(resources)
-    return [shares for shares in listed if shares[0] in ours and shares not in recorded and _are_ours(shares[1])]
-
-
-def _are_ours(device_ids: tuple[str, ...]) -> bool:
-    return all(ids.SEPARATOR in identifier for identifier in device_ids)

@@ -16,7 +16,7 @@ from cdi.errors import CdiError
 from cdi.model import Spec
 from cdi.writer import Applied
 from deviceplugin import ids, owners, render
-from deviceplugin.broker import Broker, missing_records
+from deviceplugin.broker import Broker
 from deviceplugin.hardlimits import LimitKeeper, LimitState, MarkedCgroup
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
@@ -607,6 +607,19 @@ def observation(
         for entry in live
     }
     return Observation(listed, held)
+
+
+def missing_records(
+    listed: Iterable[Shares], allocations: Iterable[Allocation], resources: Iterable[str]
+) -> list[Shares]:
+    """Containers at the kubelet with shares of ours that no record names (pure)."""
+    recorded = {(allocation.resource, allocation.device_ids) for allocation in allocations}
+    ours = set(resources)
+    return [shares for shares in listed if shares[0] in ours and shares not in recorded and _are_ours(shares[1])]
+
+
+def _are_ours(device_ids: tuple[str, ...]) -> bool:
+    return all(ids.SEPARATOR in identifier for identifier in device_ids)
 
 
 def foreign_holders(

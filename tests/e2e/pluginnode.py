@@ -37,7 +37,7 @@ _RUN = """
 import sys; sys.path.insert(0, {root!r})
 from importlib import import_module
 from deviceplugin import hardlimits, keeper, presence
-from deviceplugin.annotated import presence as pods
+from deviceplugin import podpresence as pods
 presence.ABSENT_S, presence.ABSENT_AFTER_RESTART_S = {grace}, 3 * {grace}
 pods.GONE_S = {grace}
 keeper.OBSERVE_S, keeper.SETTLE_S = 0.3, 0.1

@@ -10,9 +10,9 @@ from msgspec import structs
 from deviceplugin.annotated import absence
 from deviceplugin.annotated.absence import NOTICE_S, STOP_EVERY_S
 from deviceplugin.annotated.frontend import AnnotatedFrontend, reference
-from deviceplugin.annotated.presence import GONE_S
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod, Refused, Runtime
 from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.podpresence import GONE_S
 from mpsd.config.model import (
     AnnotationsConfig,
     AwayPolicy,

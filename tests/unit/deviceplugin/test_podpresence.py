@@ -2,9 +2,9 @@
 
 import os
 
-from deviceplugin.annotated.presence import GONE_S, PodPresence
 from deviceplugin.annotated.sandboxes import Sandboxes, holder, is_alive
 from deviceplugin.nri.model import Container, Pod
+from deviceplugin.podpresence import GONE_S, PodPresence
 from mpsd.processes import start_time
 
 
