@@ -578,6 +578,11 @@ class Broker:
             self._releasing.add(key)
             return True
 
+    def end_release(self, key: str) -> None:
+        """A release came to nothing: the allocation may be given out again."""
+        with self._lock:
+            self._releasing.discard(key)
+
     def release(self, key: str) -> None:
         """Forgets an allocation whose CDI file is gone. Raises LedgerError; then it stays."""
         with self._lock:
@@ -772,6 +777,11 @@ class Broker:
                 return "its allocation is gone"
             gpus = {gpu.info.uuid: gpu for gpu in self._gpus}
             return self._absence or start_objection(found, gpus, self._hard)
+
+    def is_idle(self, gpu: str) -> bool:
+        """Whether nobody holds anything on a GPU."""
+        with self._lock:
+            return not self._accounts.on_gpu(gpu)
 
     def is_live(self, key: str) -> bool:
         """Whether the allocation is not released."""

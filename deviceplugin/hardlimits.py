@@ -163,9 +163,17 @@ class LimitKeeper:
         in_force = same_limit(allocation.limit_bytes, reading.hard_bytes)
         if in_force and same_limit(allocation.soft_bytes, reading.soft_bytes):
             return LimitState(before.trouble, before.unknown, used_bytes)
-        done = "set again"
+        done, hard_bytes, soft_bytes = "set again", allocation.limit_bytes, allocation.soft_bytes
+        if not in_force and reading.hard_bytes is not None and reading.hard_bytes < hard_bytes:
+            # A container with several allocations in its pod can name the larger one: what holds it stays.
+            done, hard_bytes = "left as it is, as a limit in force is never raised", reading.hard_bytes
+            soft_bytes = min(soft_bytes, reading.soft_bytes)
+            if same_limit(soft_bytes, reading.soft_bytes):
+                return LimitState(
+                    before.trouble or f"{_wrong(allocation, reading)}: {done}", before.unknown, used_bytes
+                )
         try:
-            self._mpsd.set_limits(query.gpu, query.cgroup, allocation.soft_bytes, allocation.limit_bytes)
+            self._mpsd.set_limits(query.gpu, query.cgroup, soft_bytes, hard_bytes)
         except GpufracError as error:
             done = f"it can't be set again: {error}"
         return LimitState(before.trouble or f"{_wrong(allocation, reading)}: {done}", before.unknown, used_bytes)

@@ -132,6 +132,7 @@ class Keeper:
         self._spec_lock = threading.Lock()
         self._attached = threading.Condition(self._spec_lock)
         self._observe_lock = threading.Lock()
+        self._observed_s = float("-inf")
         self._published: dict[str, Grant] = {}
         """Keys of the files written, and what they say."""
         self._containers: Containers = {}
@@ -346,9 +347,15 @@ class Keeper:
             self._named_s = now_s
             self.observe()
 
-    def observe(self) -> bool:
-        """Looks at the kubelet once. False when it does not answer: then nothing is concluded."""
+    def observe(self, newer_than_s: float = 0.0) -> bool:
+        """Looks at the kubelet once. False when it does not answer: then nothing is concluded.
+
+        Args:
+            newer_than_s: a look that is younger will do.
+        """
         with self._observe_lock:
+            if self._monotonic() - self._observed_s < newer_than_s:
+                return True
             self._notice_kubelet()
             judged = self._broker.judgeable()
             try:
@@ -369,6 +376,7 @@ class Keeper:
             self._broker.observe_directories(self._pod_exists)
             self._adopt(seen)
             self._containers = containers
+            self._observed_s = self._monotonic()
             return True
 
     def _notice_kubelet(self) -> bool:
@@ -456,12 +464,14 @@ class Keeper:
             return ""  # given out again meanwhile
         with self._spec_lock:
             problem = self._withdraw(allocation.key)
+        if not problem:
+            try:
+                self._broker.release(allocation.key)
+            except GpufracError as error:
+                problem = str(error)
         if problem:
+            self._broker.end_release(allocation.key)
             return problem
-        try:
-            self._broker.release(allocation.key)
-        except GpufracError as error:
-            return str(error)
         log.info("released", key=allocation.key, resource=allocation.resource, group=allocation.group)
         return ""
 
@@ -480,8 +490,9 @@ class Keeper:
         found = self._past_mps | self._doubled(holders, set(inspection.view.resources))
         self._markers.keep(inspection.holders.keys())
         # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
-        known = {a.key for a in inspection.allocations if a.runs_unenforced}
-        worth = self._published.keys() - self._broker.checkpoint_only() - found.keys() - known
+        # Of annotated containers the runtime tells: at each start, and of all when it is met again.
+        told = {a.key for a in inspection.allocations if a.container is not None}
+        worth = self._published.keys() - self._broker.checkpoint_only() - found.keys() - told
         worth = self._markers.unverified(key for key, holder in holders.items() if holder.pod_uid and key in worth)
         now_s = self._monotonic()
         if worth and now_s - self._marked_s < MARKERS_S:
@@ -578,7 +589,11 @@ def _living(
     """Why it can't be told, and the PIDs (some, as text) of processes of these allocations on the GPUs (pure)."""
     found = [clients.get(gpu, UNKNOWN_CLIENTS) for gpu in gpus]
     error = next((gpu.error for gpu in found if gpu.error), "")
-    clients_of = (c for gpu in found for c in gpu.clients if any(owners.is_of(c, key, pods) for key in keys))
+    # Their pods are gone: whatever of these still runs holds them all, whichever it says it has.
+    gone = {uid for key in keys for uid in pods.get(key, ())}
+    clients_of = (
+        c for gpu in found for c in gpu.clients if c.pod_uid in gone or any(owners.is_of(c, key, pods) for key in keys)
+    )
     return error, owners.pids(clients_of)
 
 

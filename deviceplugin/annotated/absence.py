@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from deviceplugin import render
 from deviceplugin.annotated.adjust import means
-from deviceplugin.annotated.status import STARTED_ALONE
+from deviceplugin.annotated.status import CREATED_ALONE, STARTED_ALONE
 from deviceplugin.broker import Broker
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Container, ContainerState
@@ -106,6 +106,7 @@ class Absence:
             return
         key = container.variable(render.MARKER)
         known = broker.of_container(ref)
+        created = container.state is ContainerState.CREATED
         if known is not None and key == known.key and not known.runs_unenforced and not _unlike(container, known):
             return
         try:
@@ -118,9 +119,9 @@ class Absence:
                 log.warning("adopted an annotated container without a record", container=str(ref), key=allocation.key)
                 return
         except GpufracError as error:
-            self.note(ref, container, f"it runs without a limit and can't be counted: {error}")
+            self.note(ref, container, f"{STARTED_ALONE}; what it takes is not counted: {error}")
             return
-        self.note(ref, container, STARTED_ALONE)
+        self.note(ref, container, CREATED_ALONE if created else STARTED_ALONE)
 
     def note(self, ref: ContainerRef, container: Container, reason: str) -> None:
         """A container that runs unenforced."""

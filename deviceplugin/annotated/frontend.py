@@ -23,7 +23,7 @@ from deviceplugin.annotated.told import Refusing, Told
 from deviceplugin.annotated.trust import distrust
 from deviceplugin.broker import Broker
 from deviceplugin.kubernetes.model import Events
-from deviceplugin.nri.model import Adjustment, Container, Pod, Runtime
+from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Runtime
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from mpsd.config.model import AnnotationsConfig, Enforcement, TrustPolicy
 from mpsd.errors import GpufracError
@@ -38,12 +38,19 @@ PATIENCE_S = 2.0
 """How long a runtime waits for an answer by default; the times below are of that, and shorter where it waits less."""
 ATTACH_S = 0.7
 """How long a creation waits until its container may start. Every container operation of the node waits with it."""
+RETRY_ATTACH_S = 0.05
+"""The same for one that waited in vain before: it is tried again and again, and others wait with it each time."""
+FRESH_S = 0.5
+"""How old the last look at the kubelet may be where its word decides. Whoever is refused is tried again later, and the
+kubelet must not be asked once for each."""
 START_S = 0.9
 """How long a start waits for its limit to be in force."""
 START_PAUSE_S = 0.05
 CDI_SETTLE_S = 0.01
 """Between the writing of a CDI file and its use: a runtime has to notice it. Of 100 files each, 25 were not seen in
 time after 0 ms, at most 1 after 1 ms and none after 5 ms (containerd 2.1.9)."""
+MAX_VALUE = 16 << 10
+"""Of an annotation or a variable, in characters: the longest that is legal, a list of devices, has fewer."""
 RESERVED_ENV = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "GPUFRAC_", "CUDA_MPS_")
 """How the names of all variables begin that we set."""
 
@@ -57,7 +64,7 @@ class Mpsd(Protocol):
 class Keeper(Protocol):
     """What is asked of the keeper."""
 
-    def observe(self) -> bool: ...
+    def observe(self, newer_than_s: float = 0.0) -> bool: ...
     def recheck(self) -> None: ...
     def wait_attached(self, key: str, timeout_s: float) -> tuple[Allocation, str] | None: ...
 
@@ -113,7 +120,9 @@ class AnnotatedFrontend:
         self._coming_and_going = threading.Lock()
         """Sandboxes change and the broker hears of it in one step: two threads see them end."""
         self._attach_s, self._start_s = ATTACH_S, START_S
-        self._by_cdi = False
+        self._waited: set[str] = set()
+        """Allocations whose container waited in vain."""
+        self._by_cdi, self._pids_tell = False, True
         self._synchronized, self._unguarded = False, ""
 
     # --- what the runtime says -----------------------------------------------------------------------------------
@@ -123,8 +132,40 @@ class AnnotatedFrontend:
         prefix = f"{self._config.prefix}{container.name}."
         return any(key.startswith(prefix) for key in pod.annotations)
 
+    def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
+        """Only what is looked at later: keys that are ours or could be meant to be, and what containers have of us."""
+
+        def keeps(key: str) -> bool:
+            return key.startswith(self._config.prefix) or "gpu" in key.lower()
+
+        return (
+            [
+                Pod(
+                    id=pod.id,
+                    name=pod.name,
+                    uid=pod.uid,
+                    namespace=pod.namespace,
+                    annotations={key: value[:MAX_VALUE] for key, value in pod.annotations.items() if keeps(key)},
+                    pid=pod.pid,
+                )
+                for pod in pods
+            ],
+            [
+                Container(
+                    id=container.id,
+                    pod_id=container.pod_id,
+                    name=container.name,
+                    state=container.state,
+                    env=tuple(entry[:MAX_VALUE] for entry in container.env if entry.startswith(RESERVED_ENV)),
+                    mounts=tuple(m for m in container.mounts if m.destination == render.CONTAINER_PIPE_DIRECTORY),
+                )
+                for container in containers
+            ],
+        )
+
     def connected(self, runtime: Runtime) -> None:
         self._by_cdi = takes_cdi(runtime)
+        self._pids_tell = runtime.name.lower() == "containerd"  # others may have no process for a sandbox
         self._broker.set_starts_wait(starts_wait(runtime))
         patience = min(1.0, runtime.request_timeout_s / PATIENCE_S)
         self._attach_s, self._start_s = ATTACH_S * patience, START_S * patience
@@ -136,7 +177,7 @@ class AnnotatedFrontend:
     def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> None:
         """What is not in it is gone; what runs unenforced is found."""
         with self._coming_and_going:
-            alive = self._sandboxes.synchronize(pods, containers)
+            alive = self._sandboxes.synchronize(pods, containers, pids_tell=self._pids_tell)
             uids = {pod.uid for pod in alive.values()}
             self._broker.observe_pods(uids)
         self._told.keep(uids)
@@ -144,7 +185,7 @@ class AnnotatedFrontend:
             self._told.look_at_keys(pod, self._config.prefix)
         mine = [(alive[c.pod_id], c) for c in containers if c.pod_id in alive and self.concerns(alive[c.pod_id], c)]
         if mine:
-            self._keeper.observe()  # whose shares are whose is the kubelet's to say
+            self._keeper.observe(FRESH_S)  # whose shares are whose is the kubelet's to say
         self._absence.begin()
         for pod, container in mine:
             self._take_stock(pod, container)
@@ -225,6 +266,9 @@ class AnnotatedFrontend:
         self._absence.pod_gone(uid)
         self._told.pod_gone(uid)
 
+    def _observe(self) -> None:
+        self._keeper.observe(FRESH_S)
+
     # --- creating ------------------------------------------------------------------------------------------------
 
     def _create(self, pod: Pod, container: Container, ref: ContainerRef) -> Adjustment | None:
@@ -232,11 +276,13 @@ class AnnotatedFrontend:
         if ask is None:
             return None
         self._check_names(container)
-        if share := shares.share_of(self._broker, ref, container, self._keeper.observe):
+        if share := shares.share_of(self._broker, ref, container, self._observe):
             mode_given = f"{self._config.prefix}{ref.container}{contract.MODE}" in pod.annotations
             new = shares.lower(self._broker, share, ask, mode_given=mode_given)
             return lowered(self._attached(new.key)[0], by_cdi=self._by_cdi)
         wanted = self._resolved(ref, ask)
+        if any(self._broker.is_idle(gpu) for gpu in wanted.gpus):
+            self._keeper.observe(FRESH_S)  # it may have been given to somebody else as a whole
         self._check_trust(wanted)
         outcome = self._broker.allocate_container(wanted, by_cdi=self._by_cdi, recheck=self._keeper.recheck)
         if isinstance(outcome, Refusal):
@@ -274,23 +320,33 @@ class AnnotatedFrontend:
             thread_percent=ask.thread_percent,
         )
 
+    def _believed(self, ref: ContainerRef, ask: Ask) -> ContainerAsk:
+        """What a container that is there already asks for, if its list of GPUs is believed."""
+        wanted = self._resolved(ref, ask)
+        if reason := distrust(self._config, wanted, self._broker.reserved):
+            raise GpufracError(reason)
+        return wanted
+
     def _check_trust(self, ask: ContainerAsk) -> None:
         held = self._broker.of_container(ask.container)
         if held is not None and not held.adopted and set(held.gpus) == set(ask.gpus):
             return  # believed when it was first made, and its reservation may have been made anew since
         reason = distrust(self._config, ask, self._broker.reserved)
         if reason and self._config.trust is TrustPolicy.KAI_RESERVATION:
-            self._keeper.observe()  # its reservation may be younger than our last look
+            self._keeper.observe(FRESH_S)  # its reservation may be younger than our last look
             reason = distrust(self._config, ask, self._broker.reserved)
         if reason:
             raise GpufracError(reason)
 
     def _attached(self, key: str) -> tuple[Allocation, str]:
         """Waits until what it holds now may start."""
-        grant = self._keeper.wait_attached(key, self._attach_s)
+        waits_s = RETRY_ATTACH_S if self._broker.absence or key in self._waited else self._attach_s
+        grant = self._keeper.wait_attached(key, waits_s)
         if grant is None:
+            self._waited = {*self._waited, key} & {a.key for a in self._broker.allocations()}
             reason = self._broker.waits_for(key) or "its CDI file is being written"
             raise GpufracError(f"it is granted, but may not start yet: {reason}")
+        self._waited.discard(key)
         if self._by_cdi:
             self._pause(CDI_SETTLE_S)
         return grant
@@ -309,9 +365,9 @@ class AnnotatedFrontend:
 
     def _start(self, ref: ContainerRef, container: Container) -> None:
         planned = self._broker.of_container(ref)
-        planned = planned or shares.share_of(self._broker, ref, container, self._keeper.observe)
+        planned = planned or shares.share_of(self._broker, ref, container, self._observe)
         key = container.variable(render.MARKER)
-        if planned is None:
+        if planned is None or planned.runs_unenforced:
             raise GpufracError("it was created while gpufrac was not there, so it has no limit: it must be made again")
         if key != planned.key:
             # What a runtime does not know of an answer it drops in silence, such as CDI devices (containerd 1.7.24).
@@ -360,7 +416,7 @@ class AnnotatedFrontend:
             ask = contract.ask_of(pod.annotations, container.name, self._config.prefix)
             if ask is None or shares.share_of(self._broker, ref, container) is not None:
                 return  # what becomes of shares is the keeper's to look after
-            self._absence.judge(self._broker, self._by_cdi, ref, container, lambda: self._resolved(ref, ask))
+            self._absence.judge(self._broker, self._by_cdi, ref, container, lambda: self._believed(ref, ask))
         except ContractError as error:
             self._absence.note(ref, container, f"it runs without a limit, as its annotations can't be used: {error}")
 

@@ -48,10 +48,16 @@ class Sandboxes:
         self._lock = threading.Lock()
         self._known: dict[str, Sandbox] = {}
 
-    def synchronize(self, pods: Sequence[Pod], containers: Iterable[Container]) -> Mapping[str, Pod]:
-        """All there are; those that count, by ID. Runtimes show stopped ones, too: without process and container."""
+    def synchronize(
+        self, pods: Sequence[Pod], containers: Iterable[Container], *, pids_tell: bool = True
+    ) -> Mapping[str, Pod]:
+        """All there are; those that count, by ID.
+
+        Args:
+            pids_tell: of this runtime, which shows stopped ones, too, those without process and container are stopped.
+        """
         used = {container.pod_id for container in containers}
-        alive = {pod.id: pod for pod in pods if pod.pid > 0 or pod.id in used}
+        alive = {pod.id: pod for pod in pods if pod.pid > 0 or pod.id in used or not pids_tell}
         known = {pod.id: self._sandbox(pod) for pod in alive.values()}
         with self._lock:
             self._known = known

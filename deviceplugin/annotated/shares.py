@@ -9,6 +9,7 @@ from deviceplugin.broker import Broker
 from deviceplugin.nri.model import Container
 from deviceplugin.plan.model import Allocation, ContainerRef
 from deviceplugin.presence import Holder
+from mpsd.config.model import Enforcement
 from mpsd.errors import GpufracError
 from mpsd.quantity import format_bytes
 
@@ -40,6 +41,8 @@ def objection(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) 
             f"{named}: the share has {format_bytes(share.request_bytes)} to {format_bytes(share.limit_bytes)}, and "
             f"they ask for {format_bytes(ask.request_bytes)} to {format_bytes(ask.limit_bytes)}"
         )
+    if ask.limit_bytes < share.limit_bytes and (reason := _not_held(broker, share)):
+        return f"{named}, but {reason}"
     if ask.mode is not share.mode and mode_given:
         return f"{named}: the share is {share.mode}, and they ask for {ask.mode}"
     if ask.devices:
@@ -56,8 +59,20 @@ def lower(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) -> A
     return broker.lower_limit(share.key, ask.limit_bytes)
 
 
+def _not_held(broker: Broker, share: Allocation) -> str:
+    """Why nothing would hold a share to a lower limit, empty when something does."""
+    if share.enforcement is Enforcement.NONE:
+        return "nothing holds this one to any"
+    if share.enforcement is Enforcement.COOPERATIVE and len(share.gpus) > 1 and broker.protocol(share.gpus[0]) == 2:
+        return "MPS protocol 2 has one limit for all containers on a group of several GPUs"
+    return ""
+
+
 def _holds(holder: Holder | None, ref: ContainerRef) -> bool:
     if holder is None:
         return False
-    named = (holder.namespace, holder.pod, holder.container) == (ref.namespace, ref.pod, ref.container)
-    return named and holder.pod_uid in ("", ref.pod_uid)
+    if holder.container != ref.container or holder.pod_uid not in ("", ref.pod_uid):
+        return False
+    if not holder.pod:  # of a plain init container only the checkpoint tells, by UID
+        return holder.pod_uid == ref.pod_uid
+    return (holder.namespace, holder.pod) == (ref.namespace, ref.pod)

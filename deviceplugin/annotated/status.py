@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 RENAME = "camel"
 STARTED_ALONE = "it was started while gpufrac was not there, and runs without its limit"
+CREATED_ALONE = "it was created while gpufrac was not there, so its start will be refused, and it will be made again"
 
 
 class RefusedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):

@@ -1,10 +1,13 @@
 """What can go wrong with the API server. The class says what a caller can do; none of them stops the plugin."""
 
+import re
+
 from mpsd.errors import TransientError
 
 MAX_TEXT = 300
 """How much of what the server says is kept."""
 MAX_RETRY_AFTER_S = 300.0
+_LACKS_RIGHT = re.compile(r'cannot \w+ resource "')
 
 
 class ApiError(TransientError):
@@ -36,7 +39,12 @@ class UnauthorizedError(ApiError):
 
 
 class ForbiddenError(ApiError):
-    """403: it knows us, and we lack the right."""
+    """403: it knows us, and refuses. Mostly, but not always, since we lack a right."""
+
+    @property
+    def lacks_right(self) -> bool:
+        """Whether RBAC refused, not a quota, an admission plugin or a namespace that goes away."""
+        return _LACKS_RIGHT.search(str(self)) is not None
 
 
 class NotFoundError(ApiError):

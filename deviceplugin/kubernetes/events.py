@@ -55,8 +55,6 @@ _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
 _MAX_NAME_PART = 200
 _LEAVING = "because it is being terminated"
 """In the 403 for new content in a namespace that goes away (plugin/pkg/admission/namespace/lifecycle)."""
-_NO_RIGHT = re.compile(r'cannot (create|patch) resource "events"')
-"""In the 403 for who lacks a right; other reasons, such as a quota, are the namespace's own."""
 _TRANSIENT = (AccessError, BusyError, ServerError, UnauthorizedError, UnreachableError)
 
 log = get_logger("kubernetes")
@@ -298,8 +296,8 @@ class EventRecorder:
 
     def _too_early(self, error: ApiError) -> bool:
         """Whether a refusal may be that of a server that has just started."""
-        if not isinstance(error, ForbiddenError) or not _NO_RIGHT.search(str(error)):
-            return False
+        if not isinstance(error, ForbiddenError) or not error.lacks_right:
+            return False  # such as for a quota of the namespace
         self._refusals += 1
         return self._refusals <= MAX_REFUSALS
 

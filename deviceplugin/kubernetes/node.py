@@ -44,6 +44,8 @@ CLOSE_S = 1.8
 """For the last word: a pod that ends has better to do."""
 MAX_MESSAGE = 1024
 
+_OTHER_NODE = "is not allowed to modify node"
+"""What a node's own credentials hear about another node (plugin/pkg/admission/noderestriction)."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
 _VERSION = re.compile(r"[0-9]{1,10}")
 _SLOW = (AccessError, ForbiddenError, NotFoundError, RejectedError, UnauthorizedError)
@@ -236,6 +238,7 @@ class NodeReporter:
         """What an earlier instance of ours left: a status that stays keeps its time of transition."""
         with suppress(ForbiddenError):
             self._before = self._client.get(path, Node).condition
+            self._looked = True
 
     def _note(self, error: str) -> None:
         # That nobody answers is in the log once, for all of us.
@@ -245,8 +248,8 @@ class NodeReporter:
 
 
 def _explained(error: ApiError) -> str:
-    if isinstance(error, ForbiddenError):
+    if isinstance(error, ForbiddenError) and error.lacks_right:
         return f"{error}; grant it as deploy/rbac.yaml does"
-    if isinstance(error, NotFoundError):
+    if isinstance(error, NotFoundError) or _OTHER_NODE in str(error):
         return f"{error}; set kubernetes.nodeName to what kubectl get nodes shows"
     return str(error)

@@ -229,7 +229,7 @@ class PodWatch:
             self._stop.wait(max(pause_s, begun_s + WATCH_AGAIN_S - time.monotonic()))
 
     def _failed(self, error: ApiError | None, text: str) -> float:
-        if isinstance(error, ForbiddenError):
+        if isinstance(error, ForbiddenError) and error.lacks_right:
             text = f"{text}; grant it as deploy/rbac.yaml does"
         if text not in (self.error, self._client.health.error) and not self._stop.is_set():
             log.warning("this node's pods can't be watched", error=text)

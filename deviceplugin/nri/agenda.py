@@ -12,8 +12,7 @@ from typing import Final
 
 import msgspec
 
-from deviceplugin.api.nri_v1alpha1_pb2 import SynchronizeRequest
-from deviceplugin.nri.model import Container, Pod, Runtime
+from deviceplugin.nri.model import Container, Inventory, Pod, Runtime
 from mpsd.errors import ProtocolError
 
 MAX_ENTRIES: Final = 4096
@@ -41,14 +40,14 @@ REFUSABLE: Final = frozenset((Kind.CREATE_CONTAINER, Kind.START_CONTAINER))
 
 class Entry(msgspec.Struct, eq=False, kw_only=True):
     """One thing to tell. `link`: number of the link it came over; `stream`: that of its answer, 0 where none is due;
-    `parts`: the messages of a SYNCHRONIZE, as they came."""
+    `inventory`: what a SYNCHRONIZE tells."""
 
     kind: Kind
     link: int
     stream: int = 0
     pod: Pod | None = None
     container: Container | None = None
-    parts: tuple[SynchronizeRequest, ...] = ()
+    inventory: Inventory = ((), ())
     size_bytes: int = 0
     runtime: Runtime | None = None
     reason: str = ""

@@ -9,13 +9,13 @@ sandbox when RunPodSandbox is answered with one, and a plugin whose Synchronize 
 versions without closing the connection.
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri import codec
 from deviceplugin.nri.agenda import REFUSABLE, Agenda, Entry, Kind
-from deviceplugin.nri.model import Container, Handler, Pod, Refused, Runtime
+from deviceplugin.nri.model import Container, Handler, Inventory, Pod, Refused, Runtime
 from deviceplugin.nri.ttrpc import Answer, Code, Request
 from mpsd.errors import ProtocolError
 from mpsd.log import get_logger
@@ -28,8 +28,8 @@ REQUEST_TIMEOUT_S: Final = 2.0
 """How long a runtime waits that does not tell (plugin_request_timeout)."""
 SHARE_OF_TIMEOUT: Final = 0.6
 """How much of a short timeout we use: the rest is for the way there and back on a busy node."""
-MAX_STATE_BYTES: Final = 64 << 20
 MAX_STATE_PARTS: Final = 4096
+"""Of up to 4 MiB each: more than any node has to tell."""
 
 _EVENTS: Final = {
     pb.RUN_POD_SANDBOX: Kind.RUN_POD,
@@ -66,23 +66,31 @@ _NOT_OURS: Final = frozenset(
 log = get_logger("nri")
 
 
+class Filter(Protocol):
+    """What of a Handler may be asked at any time; see there."""
+
+    def concerns(self, pod: Pod, container: Container) -> bool: ...
+    def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory: ...
+
+
 class Dialogue:
     """Keeps the rules of one link. What the front end must be told goes to the agenda.
 
     Args:
         link: its number.
-        concerns: see Handler. Creations and starts that don't are answered without it.
+        handler: the front end, as far as it may be asked at any time.
         answer_s: when a request is overdue, unless the runtime's own timeout is short.
     """
 
-    def __init__(self, link: int, agenda: Agenda, concerns: Callable[[Pod, Container], bool], answer_s: float) -> None:
-        self._link, self._agenda, self._concerns = link, agenda, concerns
+    def __init__(self, link: int, agenda: Agenda, handler: Filter, answer_s: float) -> None:
+        self._link, self._agenda, self._handler = link, agenda, handler
         self.budget_s = answer_s
         self.runtime: Runtime | None = None
         self.synchronized = False
         """The runtime has told all there is; events follow."""
-        self._parts: list[pb.SynchronizeRequest] = []
-        self._parts_bytes = 0
+        self._parts = 0
+        self._pods: list[Pod] = []
+        self._containers: list[Container] = []
 
     def receive(self, request: Request, now_s: float) -> Answer | None:
         """Takes in a request; what to answer now, None when the answer comes later.
@@ -146,23 +154,25 @@ class Dialogue:
         if self.runtime is None:
             return Answer(request.stream, code=Code.FAILED_PRECONDITION, text="cannot take a state before Configure")
         part = codec.parse(pb.SynchronizeRequest, request.payload)
-        self._parts.append(part)
-        self._parts_bytes += len(request.payload)
-        if self._parts_bytes > MAX_STATE_BYTES or len(self._parts) > MAX_STATE_PARTS:
-            raise ProtocolError(
-                f"cannot take a state of more than {MAX_STATE_BYTES >> 20} MiB or {MAX_STATE_PARTS} parts"
-            )
+        self._parts += 1
+        if self._parts > MAX_STATE_PARTS:
+            raise ProtocolError(f"cannot take a state of more than {MAX_STATE_PARTS} parts")
+        pods, containers = self._handler.brief(
+            [codec.pod_of(pod) for pod in part.pods], [codec.container_of(one) for one in part.containers]
+        )
+        self._pods += pods
+        self._containers += containers
         if part.more:
             return Answer(request.stream, pb.SynchronizeResponse(more=True).SerializeToString())
-        parts, size_bytes = tuple(self._parts), self._parts_bytes
-        self._parts, self._parts_bytes = [], 0
+        inventory = self._pods, self._containers
+        self._parts, self._pods, self._containers = 0, [], []
         self.synchronized = True
-        entry = Entry(kind=Kind.SYNCHRONIZE, link=self._link, stream=request.stream, parts=parts, size_bytes=size_bytes)
+        entry = Entry(kind=Kind.SYNCHRONIZE, link=self._link, stream=request.stream, inventory=inventory)
         return self._tell(request, entry, now_s)
 
     def _concerned(self, pod: Pod, container: Container) -> bool:
         try:
-            return self._concerns(pod, container)
+            return self._handler.concerns(pod, container)
         except Exception:
             log.exception("the NRI front end failed", call="concerns", of=f"{container.name} of pod {pod.full_name}")
             return True
@@ -202,8 +212,7 @@ def _tell(entry: Entry, handler: Handler) -> bytes:
         case Entry(kind=Kind.DISCONNECTED):
             handler.disconnected(entry.reason)
         case Entry(kind=Kind.SYNCHRONIZE):
-            pods = [codec.pod_of(pod) for part in entry.parts for pod in part.pods]
-            handler.synchronize(pods, [codec.container_of(one) for part in entry.parts for one in part.containers])
+            handler.synchronize(*entry.inventory)
         case Entry(kind=Kind.RUN_POD, pod=Pod() as pod):
             handler.run_pod(pod)
         case Entry(kind=Kind.STOP_POD, pod=Pod() as pod):

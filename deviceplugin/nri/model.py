@@ -93,6 +93,9 @@ class Refused(Exception):  # noqa: N818 - what it says, not that something broke
     """A container may not be created or started now. The text reaches the pod's events; the kubelet tries again."""
 
 
+Inventory = tuple[Sequence[Pod], Sequence[Container]]
+
+
 class Handler(Protocol):
     """A front end. Calls come one at a time and in the runtime's order, from a thread of the session's; each must be
     over within the session's budget, or is answered without it (creations and starts: refused)."""
@@ -100,6 +103,11 @@ class Handler(Protocol):
     def concerns(self, pod: Pod, container: Container) -> bool:
         """Whether a creation or start needs us at all: pure, at once, from any thread. The others are answered without
         waiting for whatever else is going on."""
+        ...
+
+    def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> "Inventory":
+        """What of a part of all there is shall be remembered until the rest has come: pure, at once, from any thread.
+        All together may be hundreds of MiB, most of it written by tenants."""
         ...
 
     def connected(self, runtime: Runtime) -> None:

@@ -185,7 +185,7 @@ class NriSession:
         with self._changed:
             self._links += 1
             self._link = link
-            dialogue = Dialogue(self._links, self._agenda, self._handler.concerns, self._answer_s)
+            dialogue = Dialogue(self._links, self._agenda, self._handler, self._answer_s)
         reason = "closed by us"
         try:
             if not self._stop.is_set():  # close() may have come before there was a link to end

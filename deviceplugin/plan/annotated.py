@@ -43,7 +43,7 @@ def plan_container(
         accounts: without what the same container held before.
         generation: makes the key; must be new.
         gpu_kind: the CDI kind its GPUs come by, empty where the runtime makes devices from NVIDIA_VISIBLE_DEVICES.
-        force: plan without asking for room, mode or trust: it runs already, and what it takes must count.
+        force: plan without asking for room and level: it runs already, and what it takes must count.
     """
     gpus = [node.gpus[uuid] for uuid in ask.gpus if uuid in node.gpus]
     group = _group(ask, node)
@@ -55,18 +55,18 @@ def plan_container(
         return _invalid(f"GPU {unknown or '(none)'} is not on this node")
     given = level(ask.mode, Delivery.CDI, view.hard)
     asked = ask
-    if view.reduces and not force:
+    if view.reduces:
         ask = reduced(ask, gpus, accounts)
-    if not force:
-        refusal = (
-            _not_for_annotated(gpus)
-            or _too_large(ask, gpus)
-            or _spans(ask, gpus, group, accounts)
-            or _not_enforceable(ask, view, group, given)
-            or _no_room(ask, gpus, node, accounts, asked.request_bytes)
-        )
-        if refusal is not None:
-            return refusal
+    refusal = (
+        _not_for_annotated(gpus)
+        or _too_large(ask, gpus)
+        or _spans(ask, gpus, group, accounts)
+        or _mode_conflict(ask, gpus, accounts, asked.request_bytes)
+    )
+    if refusal is None and not force:
+        refusal = _not_enforceable(ask, view, group, given) or _no_room(ask, gpus, node, accounts, asked.request_bytes)
+    if refusal is not None:
+        return refusal
     soft = 0 if group is None else soft_bytes(given, group, accounts, ask.request_bytes)
     return Allocation(
         key=allocation_key(ANNOTATED, (ask.container.id,), generation),
@@ -215,26 +215,32 @@ def _not_enforceable(
     )
 
 
+def _mode_conflict(ask: ContainerAsk, gpus: list[GpuView], accounts: Accounts, asked_bytes: int) -> Refusal | None:
+    for gpu in gpus:
+        bound = accounts.mode(gpu.uuid)
+        if bound is not None and bound is not ask.mode:
+            return Refusal(
+                RefusalCode.MODE_CONFLICT,
+                f"it asks for {format_bytes(asked_bytes)} with {ask.mode} on {gpu.label}, which "
+                f"{len(accounts.on_gpu(gpu.uuid))} allocation(s) keep bound to {bound}: a GPU has one compute mode: "
+                f"wait for them to end, set gpu-compute.mode to {bound}, or use another GPU",
+            )
+    return None
+
+
 def _no_room(
     ask: ContainerAsk, gpus: list[GpuView], node: NodeView, accounts: Accounts, asked_bytes: int
 ) -> Refusal | None:
     asked = f"it asks for {format_bytes(asked_bytes)}"
     for gpu in gpus:
         held = accounts.on_gpu(gpu.uuid)
-        bound = accounts.mode(gpu.uuid)
-        if bound is not None and bound is not ask.mode:
-            return Refusal(
-                RefusalCode.MODE_CONFLICT,
-                f"{asked} with {ask.mode} on {gpu.label}, which {len(held)} allocation(s) keep bound to {bound}: a GPU "
-                f"has one compute mode: wait for them to end, set gpu-compute.mode to {bound}, or use another GPU",
-            )
         free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
         if ask.request_bytes > free_bytes:
             return Refusal(
                 RefusalCode.NO_ROOM,
                 f"{asked} on {gpu.label}, but {format_bytes(max(0, free_bytes))} of {format_bytes(gpu.usable_bytes)} "
                 f"usable is free ({len(held)} allocation(s) hold {format_bytes(accounts.granted_bytes(gpu.uuid))}): "
-                "wait for one to end, or ask for less",
+                f"{_of_the_same_pod(ask, held.values())}",
             )
         if client_room(ask.mode, gpu.uuid, node, accounts) <= 0:
             return Refusal(
@@ -245,6 +251,19 @@ def _no_room(
     if ask.limit_bytes > ask.request_bytes and (reason := burst_conflict(ask.gpus, accounts)):
         return Refusal(RefusalCode.NO_ROOM, f"{asked}, but {reason}")
     return None
+
+
+def _of_the_same_pod(ask: ContainerAsk, held: Iterable[Allocation]) -> str:
+    """What to do about a lack of room."""
+    own_bytes = sum(
+        live.request_bytes for live in held if live.container and live.container.pod_uid == ask.container.pod_uid
+    )
+    if not own_bytes:
+        return "wait for one to end, or ask for less"
+    return (
+        f"{format_bytes(own_bytes)} of it are other containers' of the same pod, init containers included, which hold "
+        "it as long as the pod lives: ask for less"
+    )
 
 
 def _invalid(text: str) -> Refusal:

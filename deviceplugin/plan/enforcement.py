@@ -149,7 +149,7 @@ def _burst_conflict(view: ResourceView, group: GroupView, accounts: Accounts) ->
 
 def burst_conflict(gpus: Iterable[str], accounts: Accounts) -> str:
     """Why nobody may begin to borrow on these GPUs while others end, empty when one may."""
-    live = [a for gpu in gpus for a in accounts.on_gpu(gpu).values() if a.soft_bytes < a.request_bytes]
+    live = [a for gpu in gpus for a in accounts.on_gpu(gpu).values() if a.soft_bytes < a.guaranteed_bytes]
     if not live:
         return ""
     return (

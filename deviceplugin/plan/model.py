@@ -314,6 +314,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.request_bytes, self.asked_request_bytes)
 
     @property
+    def guaranteed_bytes(self) -> int:
+        """What the driver has to protect of it where somebody may borrow: a limit that was lowered needs no more."""
+        return min(self.request_bytes, self.limit_bytes)
+
+    @property
     def may_borrow(self) -> bool:
         """Whether its limit is above its request."""
         return self.limit_bytes > self.request_bytes

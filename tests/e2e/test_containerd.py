@@ -17,7 +17,7 @@ import pytest
 
 from cdi.model import ContainerEdits, Device, Spec
 from cdi.writer import SpecDirectory
-from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod, Refused, Runtime
+from deviceplugin.nri.model import Adjustment, Container, ContainerState, Inventory, Mount, Pod, Refused, Runtime
 from deviceplugin.nri.session import NriSession
 from tests.e2e.containerd.cri import CriError
 from tests.e2e.containerd.node import Containerd, why_not
@@ -48,6 +48,9 @@ class Recorder:
 
     def concerns(self, pod: Pod, container: Container) -> bool:
         return container.name not in self.unconcerned
+
+    def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
+        return pods, containers
 
     def connected(self, runtime: Runtime) -> None:
         self.runtimes.append(runtime)
@@ -347,10 +350,8 @@ def test_who_does_not_concern_us_does_not_wait_for_a_front_end_that_hangs(
     with pytest.raises(CriError):
         node.cri.create(pod, "main")
     recorder.unconcerned.add("plain")
-    begun_s = time.monotonic()
-    plain = node.cri.create(pod, "plain")
+    plain = node.cri.create(pod, "plain")  # one that waited would be refused
     node.cri.start(plain)
-    assert time.monotonic() - begun_s < 0.4
     assert "GIVEN=1" not in node.cri.status(plain).spec["process"]["env"]
 
 

@@ -33,6 +33,8 @@ class AnnotatedNode:
         self.driver = SimulatedDriver(self.plugin.mpsd.simulation)
         self.socket = f"{root}/nri.sock"
         self.pods: dict[str, tuple[Pod, Container]] = {}
+        self._sandboxes: dict[str, Pod] = {}
+        """All that were asked for and not stopped."""
         self._count = 0
         self._stack = contextlib.ExitStack()
         self._stack.callback(self.plugin.close)
@@ -94,6 +96,7 @@ class AnnotatedNode:
         pod = Pod(id=f"s-{name}", name=name, uid=f"uid-{name}", namespace="ns", annotations=annotations, pid=1)
         cgroups_path = f"{KUBEPODS.removesuffix('.slice')}-pod{name}.slice:cri-containerd:{name}"
         (self.root / "kubelet" / "pods" / pod.uid).mkdir(parents=True, exist_ok=True)
+        self._sandboxes[pod.name] = pod
         self.runtime.run_pod(pod)
         return pod, Container(id=name, pod_id=pod.id, name="main", cgroups_path=cgroups_path)
 
@@ -138,8 +141,15 @@ class AnnotatedNode:
         self.stop(self.pods.pop(name)[0])
         self.until(lambda s: all(a.pod != name for a in s.allocations))
 
+    def end_all(self) -> None:
+        for name in list(self.pods):
+            self.end(name)
+        for pod in list(self._sandboxes.values()):
+            self.stop(pod)
+
     def stop(self, pod: Pod) -> None:
         """Its sandbox and its directory go."""
+        self._sandboxes.pop(pod.name, None)
         self.runtime.stop_pod(pod)
         self.runtime.remove_pod(pod)
         (self.root / "kubelet" / "pods" / pod.uid).rmdir()

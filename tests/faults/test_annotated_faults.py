@@ -32,23 +32,29 @@ pytestmark = [
 def lost_gpu(node: AnnotatedNode) -> Iterator[None]:
     node.driver.set_fault("lost", uuid=gpu_uuid(0))
     node.until(lambda s: any("lost" in gpu.reason for gpu in s.gpus))
-    yield
-    node.driver.clear_fault("lost", gpu_uuid(0))
-    node.until(lambda s: not any("lost" in gpu.reason for gpu in s.gpus))
+    try:
+        yield
+    finally:
+        node.driver.clear_fault("lost", gpu_uuid(0))
+        node.until(lambda s: not any("lost" in gpu.reason for gpu in s.gpus))
 
 
 @contextlib.contextmanager
 def drained(node: AnnotatedNode) -> Iterator[None]:
     node.plugin.call("drain", gpu=gpu_uuid(0), reason="fan noise")
-    yield
-    node.plugin.call("undrain", gpu=gpu_uuid(0))
+    try:
+        yield
+    finally:
+        node.plugin.call("undrain", gpu=gpu_uuid(0))
 
 
 @contextlib.contextmanager
 def dead_mpsd(node: AnnotatedNode) -> Iterator[None]:
     node.kill_mpsd()
-    yield
-    node.start_mpsd()
+    try:
+        yield
+    finally:
+        node.start_mpsd()
 
 
 @contextlib.contextmanager
@@ -59,24 +65,30 @@ def dead_daemon(node: AnnotatedNode) -> Iterator[None]:
     assert pid is not None
     os.kill(pid, 9)
     node.until(lambda s: any("MPS daemon" in a.reason for a in s.allocations))
-    yield
-    node.plugin.mpsd.clear("refuse-start")
+    try:
+        yield
+    finally:
+        node.plugin.mpsd.clear("refuse-start")
 
 
 @contextlib.contextmanager
 def forgotten_limits(node: AnnotatedNode) -> Iterator[None]:
     node.driver.set_fault("limit-forgotten")
-    yield
-    node.driver.clear_fault("limit-forgotten")
+    try:
+        yield
+    finally:
+        node.driver.clear_fault("limit-forgotten")
 
 
 @contextlib.contextmanager
 def dead_kubelet(node: AnnotatedNode) -> Iterator[None]:
     node.plugin.kubelet.stop()
     node.until(lambda s: s.kubelet_error)
-    yield
-    node.plugin.kubelet.start()
-    node.until(lambda s: not s.kubelet_error)
+    try:
+        yield
+    finally:
+        node.plugin.kubelet.start()
+        node.until(lambda s: not s.kubelet_error)
 
 
 class Fault(NamedTuple):
@@ -115,8 +127,7 @@ def _node() -> Iterator[AnnotatedNode]:
 def node(_node: AnnotatedNode) -> Iterator[AnnotatedNode]:
     """The node, as it was left by none."""
     yield _node
-    for name in list(_node.pods):
-        _node.end(name)
+    _node.end_all()
 
 
 @pytest.mark.parametrize("fault", TABLE, ids=lambda fault: fault.name.replace(" ", "-"))

@@ -521,8 +521,12 @@ class Limits(RuleBasedStateMachine):
         if not (world.mpsd.down or world.mpsd.refuses or (hard.known and hard.limits.missing)):
             for (_, directory), found in world.mpsd.limits_of.items():
                 allocation = live[places[directory]]
-                if allocation.enforcement is Enforcement.HARD:
-                    assert (found.soft_bytes, found.hard_bytes) == (allocation.soft_bytes, allocation.limit_bytes)
+                if allocation.enforcement is not Enforcement.HARD:
+                    continue
+                assert found.hard_bytes is not None
+                assert found.hard_bytes <= allocation.limit_bytes, "one that is lower is never raised"
+                if found.hard_bytes == allocation.limit_bytes:
+                    assert found.soft_bytes == allocation.soft_bytes
 
     def teardown(self) -> None:
         self.world.ledger.close()

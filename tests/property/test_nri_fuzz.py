@@ -28,7 +28,7 @@ from deviceplugin.nri import codec
 from deviceplugin.nri.agenda import MAX_ENTRIES, Agenda, Entry
 from deviceplugin.nri.dialogue import PLUGIN_SERVICE, Dialogue, perform
 from deviceplugin.nri.endpoint import Endpoint
-from deviceplugin.nri.model import Adjustment, Container, Mount, Pod, Refused, Runtime
+from deviceplugin.nri.model import Adjustment, Container, Inventory, Mount, Pod, Refused, Runtime
 from deviceplugin.nri.session import NriSession, NriState
 from deviceplugin.nri.ttrpc import Answer, Request, encode_answer, encode_request
 from deviceplugin.sim.nri import NriRuntime
@@ -216,6 +216,9 @@ class FrontEnd:
     def concerns(self, pod: Pod, container: Container) -> bool:
         return self._rng.random() < 0.8
 
+    def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
+        return pods, containers
+
     def connected(self, runtime: Runtime) -> None:
         self._some("connected")
 
@@ -263,7 +266,7 @@ class Core:
         self._links += 1
         self._endpoint = Endpoint(serves=1, calls=2)
         self._peer = Endpoint(serves=2, calls=1)
-        self._dialogue = Dialogue(self._links, self._agenda, self._front_end.concerns, ANSWER_S)
+        self._dialogue = Dialogue(self._links, self._agenda, self._front_end, ANSWER_S)
         self._due: Counter[int] = Counter()
         self._peer.feed(self._endpoint.request("r", "RegisterPlugin", b"")[1])
         reason = "the end"

@@ -81,7 +81,6 @@ class Drift(NamedTuple):
 DRIFTS = {
     "forgotten": Drift({"hard_bytes": None, "soft_bytes": 0}, "reads back no limit instead of 16Gi"),
     "higher": Drift({"hard_bytes": 20 * GIB}, "reads back a limit of 20Gi instead of 16Gi"),
-    "lower": Drift({"hard_bytes": 15 * GIB}, "reads back a limit of 15Gi"),
     "one-mib-higher": Drift({"hard_bytes": 16 * GIB + MIB}, "is not in force"),
     "soft": Drift({"soft_bytes": 0}, "its guaranteed memory is not in force: reads back 0"),
 }
@@ -105,6 +104,19 @@ def test_a_limit_that_is_not_in_force_is_reported_and_set_again_until_it_reads_r
     assert (healed.reason, healed.enforcement) == ("", "hard")
     assert len(world.mpsd.set_calls) == 1
     assert world.keeper.report.limit_drifts == 1
+
+
+def test_a_lower_limit_than_ours_is_reported_and_never_raised(world: World) -> None:
+    """A container of a pod with several allocations can claim to hold the larger one."""
+    _, cgroup = started(world, "burst")
+    change(world, cgroup, hard_bytes=4 * GIB, soft_bytes=4 * GIB)
+    for after_s in (VERIFIED_S, VERIFIED_S):
+        said = look(world, after_s)
+        assert "reads back a limit of 4Gi instead of 16Gi: left as it is" in said.reason
+        assert said.enforcement == "cooperative", "it is not the one that was granted"
+    assert world.mpsd.set_calls == []
+    change(world, cgroup, hard_bytes=16 * GIB, soft_bytes=8 * GIB)
+    assert look(world, VERIFIED_S).reason == ""
 
 
 def test_one_that_cannot_be_set_is_tried_with_every_look_and_counted_once(world: World) -> None:

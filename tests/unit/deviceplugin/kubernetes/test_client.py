@@ -189,6 +189,22 @@ def test_every_refusal_has_a_class() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "lacks_right"),
+    [
+        ('events is forbidden: User "u" cannot create resource "events" in API group "" in the namespace "ns"', True),
+        ('nodes "n1" is forbidden: User "u" cannot patch resource "nodes/status" in API group "" at the c...', True),
+        ('events "e" is forbidden: exceeded quota: q, requested: count/events=1, used: count/events=1, limi...', False),
+        ('nodes "n2" is forbidden: node "n1" is not allowed to modify node "n2"', False),
+        ('events "e" is forbidden: unable to create new content in namespace ns because it is being terminated', False),
+    ],
+)
+def test_which_refusals_are_for_want_of_a_right(said: str, lacks_right: bool) -> None:
+    refusal = error_of(403, f"cannot POST /api/v1/namespaces/ns/events: 403 {said}")
+    assert isinstance(refusal, ForbiddenError)
+    assert refusal.lacks_right == lacks_right
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",

@@ -14,8 +14,17 @@ from msgspec import structs
 
 from deviceplugin.kubernetes import node as node_module
 from deviceplugin.kubernetes import pacing as pacing_module
+from deviceplugin.kubernetes.errors import ForbiddenError
 from deviceplugin.kubernetes.model import NodeReadiness
-from deviceplugin.kubernetes.node import CONDITION, DRIVER_LABEL, Condition, NodeReporter, condition_patch, timestamp
+from deviceplugin.kubernetes.node import (
+    CONDITION,
+    DRIVER_LABEL,
+    Condition,
+    NodeReporter,
+    _explained,
+    condition_patch,
+    timestamp,
+)
 from deviceplugin.kubernetes.pacing import QUICK_REFUSALS
 from deviceplugin.sim.apiserver import Fault, Request, StubApiServer
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
@@ -315,6 +324,11 @@ def test_without_the_right_to_read_nodes_or_set_labels_there_is_still_the_condit
     assert world.wait(lambda: world.condition().get("status") == "True")
     assert world.wait(lambda: 'cannot patch resource "nodes"' in world.reporter.error)
     assert world.label() is None
+
+
+def test_the_credentials_of_another_node_are_said() -> None:
+    said = 'cannot PATCH /api/v1/nodes/n2/status: 403 nodes "n2" is forbidden: node "n1" is not allowed to modify node'
+    assert "; set kubernetes.nodeName" in _explained(ForbiddenError(f'{said} "n2"'))
 
 
 def test_a_node_of_another_name_is_said(world: World) -> None:

@@ -13,7 +13,7 @@ from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri import codec, mux
 from deviceplugin.nri.dialogue import PLUGIN_SERVICE
 from deviceplugin.nri.endpoint import Endpoint
-from deviceplugin.nri.model import Adjustment, Container, Pod, Runtime
+from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Runtime
 from deviceplugin.nri.ttrpc import Answer, Request
 
 PATIENCE_S = 20.0
@@ -100,6 +100,9 @@ class Recorder:
     def concerns(self, pod: Pod, container: Container) -> bool:
         """Not noted: a matter of the session's."""
         return bool(self.on["concerns"](pod, container)) if "concerns" in self.on else True
+
+    def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
+        return pods, containers
 
     def connected(self, runtime: Runtime) -> None:
         self._note("connected", runtime)
