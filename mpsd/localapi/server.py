@@ -5,6 +5,7 @@ Knows nothing of what it serves. A peer can at worst waste its own connection.
 
 import fcntl
 import os
+import select
 import socket
 import stat
 import struct
@@ -33,6 +34,8 @@ IDLE_S: Final = 60.0
 _SEND_S: Final = 10.0
 _CLOSE_S: Final = 2.0
 _BIND_LOCK_S: Final = 5.0
+LOOK_S = 5.0
+"""How often it is seen whether our socket is still there: cleaners of /run have taken it before."""
 
 log = get_logger("localapi")
 
@@ -46,18 +49,13 @@ class LocalServer:
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._closing = threading.Event()
         self._listener: socket.socket | None = None
+        """Of `_lock`, as `_identity` is."""
         self._identity: tuple[int, int] | None = None
         self._accepting = threading.Thread(target=self._accept, name="localapi", daemon=True)
 
     def start(self) -> None:
         """Binds and serves. Raises ConfigError for an impossible path, GpufracError when it can't be had."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._identity = _bind(listener, self._path, self._mode)
-        except BaseException:
-            listener.close()
-            raise
-        self._listener = listener
+        self._listener, self._identity = _listen(self._path, self._mode)
         self._accepting.start()
 
     def close(self) -> None:
@@ -65,10 +63,11 @@ class LocalServer:
 
         A method that blocks must be woken by its owner first; otherwise its thread (a daemon) is left behind.
         """
-        listener, self._listener = self._listener, None
-        if listener is None:
-            return
-        self._closing.set()
+        with self._lock:
+            listener, self._listener = self._listener, None
+            if listener is None:
+                return
+            self._closing.set()
         _shut(listener, socket.SHUT_RDWR)  # wakes accept()
         self._accepting.join(_CLOSE_S)
         listener.close()
@@ -86,8 +85,10 @@ class LocalServer:
                 _shut(connection, socket.SHUT_RDWR)
 
     def _accept(self) -> None:
-        listener = self._listener
-        while listener is not None and not self._closing.is_set():
+        while (listener := self._listener) is not None:
+            if not _ready(listener, LOOK_S):
+                self._look()
+                continue
             try:
                 connection, _ = listener.accept()
             except OSError as exc:
@@ -97,6 +98,25 @@ class LocalServer:
                 self._closing.wait(1.0)  # out of descriptors: others have to go first
                 continue
             self._admit(connection)
+
+    def _look(self) -> None:
+        """Listens anew where our socket is gone."""
+        if os.path.lexists(self._path):
+            return
+        try:
+            listener, identity = _listen(self._path, self._mode)
+        except GpufracError as exc:
+            log.error("our socket is gone and can't be made again", error=str(exc))
+            return
+        with self._lock:
+            old = self._listener
+            if old is None:  # closed meanwhile
+                listener.close()
+                os.unlink(self._path)
+                return
+            self._listener, self._identity = listener, identity
+        old.close()
+        log.warning("our socket was gone and is made again", path=self._path)
 
     def _admit(self, connection: socket.socket) -> None:
         connection.settimeout(_SEND_S)
@@ -161,6 +181,24 @@ class LocalServer:
             log.exception("a method of the local API failed", method=request.method)
             text = f"cannot finish {request.method}: {type(exc).__name__}: {exc}; see the log of this process"
             return wire.encode_failure(wire.INTERNAL, text)
+
+
+def _listen(path: str, mode: int) -> tuple[socket.socket, tuple[int, int]]:
+    """A listening socket and the identity of its file. Raises as `_bind`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        identity = _bind(listener, path, mode)
+    except BaseException:
+        listener.close()
+        raise
+    return listener, identity
+
+
+def _ready(listener: socket.socket, wait_s: float) -> bool:
+    """Whether somebody connects, or it is shut down. A timeout of its own would not see the latter (Linux)."""
+    waiting = select.poll()
+    waiting.register(listener, select.POLLIN)
+    return bool(waiting.poll(wait_s * 1000))
 
 
 def _bind(listener: socket.socket, path: str, mode: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -327,6 +328,37 @@ def test_stale_socket_is_replaced(path: str, owner: Owner) -> None:
     server.start()
     assert MpsdClient(path).snapshot() == owner.snapshot
     server.close()
+
+
+def test_a_socket_that_somebody_removed_is_made_again(path: str, owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LOOK_S", 0.05)
+    server = LocalServer(path, owner.methods())
+    server.start()
+    directory = Path(path).parent
+    try:
+        for _ in range(2):
+            os.unlink(path)
+            made_again(path)
+        moved = directory.rename(directory.with_name(f"{directory.name}-away"))
+        threading.Event().wait(0.2)  # several looks that find no directory
+        moved.rename(directory)
+        os.unlink(path)
+        made_again(path)
+    finally:
+        server.close()
+    assert not os.path.lexists(path)
+
+
+def made_again(path: str) -> None:
+    give_up_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            assert call(path, "echo", {"a": 1}, dict) == {"a": 1}
+            break
+        except NotReachableError:
+            assert time.monotonic() < give_up_s
+            threading.Event().wait(0.01)
+    assert stat.S_IMODE(os.lstat(path).st_mode) == 0o600
 
 
 @pytest.mark.usefixtures("running")
