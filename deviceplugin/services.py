@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 log = get_logger("plugin")
 
-WATCH_TIMEOUT_S = 20.0
+WATCH_TIMEOUT_S = 5.0
+"""An mpsd that hangs is noticed after this and what a client waits on top: until then its last word counts."""
 RECONNECT_S = 0.2
 TERMINATE_S = 20.0
 

@@ -39,7 +39,7 @@ PATIENCE_S = 2.0
 ATTACH_S = 0.7
 """How long a creation waits until its container may start. Every container operation of the node waits with it."""
 RETRY_ATTACH_S = 0.05
-"""The same for one that waited in vain before: it is tried again and again, and others wait with it each time."""
+"""The same where the last one waited in vain: each is tried again and again, and others wait with it each time."""
 FRESH_S = 0.5
 """How old the last look at the kubelet may be where its word decides. Whoever is refused is tried again later, and the
 kubelet must not be asked once for each."""
@@ -120,8 +120,8 @@ class AnnotatedFrontend:
         self._coming_and_going = threading.Lock()
         """Sandboxes change and the broker hears of it in one step: two threads see them end."""
         self._attach_s, self._start_s = ATTACH_S, START_S
-        self._waited: set[str] = set()
-        """Allocations whose container waited in vain."""
+        self._in_vain: set[tuple[str, ...]] = set()
+        """GPUs on which the last container waited in vain."""
         self._by_cdi, self._pids_tell = False, True
         self._synchronized, self._unguarded = False, ""
 
@@ -279,7 +279,7 @@ class AnnotatedFrontend:
         if share := shares.share_of(self._broker, ref, container, self._observe):
             mode_given = f"{self._config.prefix}{ref.container}{contract.MODE}" in pod.annotations
             new = shares.lower(self._broker, share, ask, mode_given=mode_given)
-            return lowered(self._attached(new.key)[0], by_cdi=self._by_cdi)
+            return lowered(self._attached(new)[0], by_cdi=self._by_cdi)
         wanted = self._resolved(ref, ask)
         if any(self._broker.is_idle(gpu) for gpu in wanted.gpus):
             self._keeper.observe(FRESH_S)  # it may have been given to somebody else as a whole
@@ -289,7 +289,7 @@ class AnnotatedFrontend:
             raise GpufracError(outcome.text)
         if text := reduced(outcome):
             self._told.reduced(ref, text)
-        return self._adjust(*self._attached(outcome.key))
+        return self._adjust(*self._attached(outcome))
 
     def _check_names(self, container: Container) -> None:
         """A variable that stands twice can't be overridden but by a CDI device: of two, this adjusts the first and the
@@ -338,15 +338,15 @@ class AnnotatedFrontend:
         if reason:
             raise GpufracError(reason)
 
-    def _attached(self, key: str) -> tuple[Allocation, str]:
+    def _attached(self, allocation: Allocation) -> tuple[Allocation, str]:
         """Waits until what it holds now may start."""
-        waits_s = RETRY_ATTACH_S if self._broker.absence or key in self._waited else self._attach_s
-        grant = self._keeper.wait_attached(key, waits_s)
+        hopeless = self._broker.absence or allocation.gpus in self._in_vain
+        grant = self._keeper.wait_attached(allocation.key, RETRY_ATTACH_S if hopeless else self._attach_s)
         if grant is None:
-            self._waited = {*self._waited, key} & {a.key for a in self._broker.allocations()}
-            reason = self._broker.waits_for(key) or "its CDI file is being written"
+            self._in_vain.add(allocation.gpus)
+            reason = self._broker.waits_for(allocation.key) or "its CDI file is being written"
             raise GpufracError(f"it is granted, but may not start yet: {reason}")
-        self._waited.discard(key)
+        self._in_vain.discard(allocation.gpus)
         if self._by_cdi:
             self._pause(CDI_SETTLE_S)
         return grant

@@ -251,7 +251,10 @@ class NriSession:
         if now is not None and identity is not None and now[:2] != identity[:2]:
             raise ProtocolError("there is a new socket: another container runtime serves NRI now")
         if dialogue.runtime is None and age_s >= CONFIGURED_WITHIN_S:
-            raise ProtocolError(f"the container runtime did not configure us within {CONFIGURED_WITHIN_S:g} s")
+            raise ProtocolError(
+                f"the container runtime did not configure us within {CONFIGURED_WITHIN_S:g} s: it takes no "
+                "plugin while it stops a container; restart it if it makes no containers either"
+            )
         if not dialogue.synchronized and age_s >= CONFIGURED_WITHIN_S + SYNCHRONIZED_WITHIN_S:
             raise ProtocolError(f"the container runtime did not tell its pods within {SYNCHRONIZED_WITHIN_S:g} s")
 

@@ -11,7 +11,7 @@ from cdi.errors import SpecFileError
 from deviceplugin.annotated.frontend import FRESH_S
 from deviceplugin.hardlimits import MarkedCgroup
 from deviceplugin.ids import device_id
-from deviceplugin.nri.model import ContainerState, Pod, Runtime
+from deviceplugin.nri.model import ContainerState, Pod, Refused, Runtime
 from deviceplugin.podpresence import GONE_S
 from deviceplugin.status import PluginStatus
 from mpsd.config.model import Enforcement, TrustPolicy
@@ -136,8 +136,8 @@ def test_a_reservation_that_ended_since_our_last_look_counts_no_more(tmp_path: P
     assert "no reservation pod" in node.refusal(lambda: node.create(pod(keys(limit="40Gi")), container()))
 
 
-def test_who_waits_in_vain_keeps_others_waiting_once(node: Node) -> None:
-    """The runtime makes one container at a time, and who is refused is tried again and again."""
+def test_who_waits_in_vain_on_a_gpu_keeps_others_waiting_once(node: Node) -> None:
+    """The runtime makes one container at a time, and who is refused is tried again and again, each of them."""
     node.attaches = False
     waited: list[float] = []
 
@@ -145,11 +145,11 @@ def test_who_waits_in_vain_keeps_others_waiting_once(node: Node) -> None:
         waited.append(timeout_s)
 
     node.wait_attached = wait  # type: ignore[method-assign]
-    for _ in range(3):
-        node.refusal(lambda: node.create(pod(keys(limit="4Gi")), container()))
-    node.refusal(lambda: node.create(pod(keys(limit="4Gi"), "q"), container(pod_id="sandbox-q")))
-    first, *again, other = waited
-    assert first == other > 10 * max(again)
+    for name, gpu in (("p", "0"), ("p", "0"), ("q", "0"), ("r", "0"), ("s", "1")):
+        with pytest.raises(Refused):
+            node.create(pod(keys(limit="4Gi", devices=gpu), name), container(pod_id=f"sandbox-{name}"))
+    first, *again, elsewhere = waited
+    assert first == elsewhere > 10 * max(again)
 
 
 def test_a_lower_limit_that_nothing_would_hold_is_refused(tmp_path: Path) -> None:
