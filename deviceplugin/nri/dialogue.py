@@ -142,7 +142,6 @@ class Dialogue:
             name=asked.runtime_name,
             version=asked.runtime_version,
             request_timeout_s=timeout_s,
-            nri_version=asked.NRI_version,
         )
         if first:
             # The answer does not wait for the front end: nothing in it depends on what that does.

@@ -86,7 +86,6 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: str
     request_timeout_s: float = 2.0
-    nri_version: str = ""
 
 
 class Refused(Exception):  # noqa: N818 - what it says, not that something broke

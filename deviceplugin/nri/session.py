@@ -95,7 +95,6 @@ class NriSession:
         self._path, self._name, self._index = socket_path, name, index
         self._handler, self._answer_s, self._monotonic = handler, answer_s, monotonic
         self._stop = threading.Event()
-        self._wake = threading.Event()
         self._changed = threading.Condition()  # guards agenda, dialogue, link and state
         self._agenda = Agenda()
         self._links = 0
@@ -119,14 +118,9 @@ class NriSession:
         self._worker.start()
         self._thread.start()
 
-    def wake(self) -> None:
-        """Retries now, if it waits to."""
-        self._wake.set()
-
     def close(self) -> None:
         """Leaves the runtime; the front end hears of it. A call of the front end that hangs is left behind."""
         self._stop.set()
-        self._wake.set()
         with self._changed:
             link = self._link
             self._changed.notify_all()
@@ -153,22 +147,19 @@ class NriSession:
             if self._monotonic() - begun_s >= STEADY_S:
                 retry_s = RETRY_FIRST_S
             # Also after a success: a runtime that takes us and drops us again must not be asked in a tight loop.
-            woken = self._pause(retry_s * random.uniform(0.8, 1.2), identity)  # noqa: S311 - spreads retries
-            retry_s = RETRY_FIRST_S if woken else min(retry_s * 2, RETRY_LAST_S)
+            new_socket = self._pause(retry_s * random.uniform(0.8, 1.2), identity)  # noqa: S311 - spreads retries
+            retry_s = RETRY_FIRST_S if new_socket else min(retry_s * 2, RETRY_LAST_S)
 
     def _pause(self, duration_s: float, identity: Identity | None) -> bool:
-        """Waits. True, and early, when there is news: woken, or another socket than the one tried last."""
+        """Waits. True, and early, when there is news: another socket than the one tried last."""
         until_s = self._monotonic() + duration_s
         while not self._stop.is_set():
-            if self._wake.is_set():
-                self._wake.clear()
-                return True
             if socket_identity(self._path) not in (None, identity):
                 return True
             left_s = until_s - self._monotonic()
             if left_s <= 0:
                 break
-            self._wake.wait(min(left_s, LOOK_S))
+            self._stop.wait(min(left_s, LOOK_S))
         return False
 
     def _one_link(self, identity: Identity | None) -> None:

@@ -166,19 +166,6 @@ def test_a_runtime_that_restarts_is_joined_again(world: World) -> None:
         assert made.state.registrations == restarts + 1
 
 
-def test_retries_get_slower_and_wake_hurries_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "RETRY_FIRST_S", 1000.0)
-    monkeypatch.setattr(session, "RETRY_LAST_S", 1000.0)
-    runtime = world.runtime()
-    made = world.session()
-    for _ in range(5):
-        runtime.accept().close()
-        until(lambda: "closed the connection" in made.state.error or "broke" in made.state.error)
-        made.wake()
-    runtime.accept().handshake()
-    world.handler.expect("connected", "synchronize")
-
-
 def test_a_registration_that_is_refused_is_tried_again(world: World) -> None:
     runtime = world.runtime()
     made = world.session()
