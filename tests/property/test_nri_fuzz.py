@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from google.protobuf.message import Message
@@ -353,6 +354,8 @@ class Sockets:
         self._listener.bind(self._path)
         self._listener.listen(4)
         self._listener.settimeout(20.0)
+        self._soon = patch.multiple("deviceplugin.nri.session", RETRY_FIRST_S=0.001, RETRY_LAST_S=0.001)
+        self._soon.start()
         self._session = NriSession(self._path, "gpufrac", "90", FrontEnd(self._rng), answer_s=0.3)
         self._session.start()
         self._runtime = NriRuntime(self._sim_path, request_timeout_s=0.3, inventory=lambda: ([], []))
@@ -361,6 +364,7 @@ class Sockets:
 
     def close(self) -> None:
         self._session.close()
+        self._soon.stop()
         self._listener.close()
         self._runtime.close()
         self.faults.close()
@@ -373,7 +377,6 @@ class Sockets:
         connection, _ = self._listener.accept()
         with connection:
             self._talk(connection, pieces)
-            self._session.wake()
         self.links += 1
 
     def to_runtime(self, pieces: list[bytes]) -> None:
@@ -416,7 +419,6 @@ class Sockets:
             while not answers:
                 answers += peer.feed(connection.recv(1 << 16)).answers
             assert answers[0].payload
-            self._session.wake()
 
 
 def until(condition: Callable[[], bool]) -> None:
