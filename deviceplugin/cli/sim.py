@@ -71,7 +71,8 @@ class RuntimeVersion(click.ParamType[tuple[str, str]]):
 schedule_option = click.option(
     "--schedule",
     is_flag=True,
-    help="A stand-in for KAI Scheduler places pods that ask for fractions of GPUs and writes their annotations.",
+    help="A stand-in for KAI Scheduler places pods that ask for fractions of GPUs and have `schedulerName: "
+    "kai-scheduler`, and writes their annotations.",
 )
 
 
@@ -83,7 +84,7 @@ def node_options(command: F) -> F:
             "--nri-runtime",
             type=RuntimeVersion(),
             metavar="NAME:VERSION",
-            help="How the container runtime introduces itself. Default: containerd:2.1.9.",
+            help="How the container runtime introduces itself; not with --no-nri. Default: containerd:2.1.9.",
         ),
         click.option(
             "--no-dmem", is_flag=True, help="A kernel without the dmem controller (before 6.14); for --driver 615."
@@ -141,8 +142,10 @@ def run(
     """Bring up a simulated node, admit the pods of the manifests in order as the kubelet would, and take it down.
 
     Pods, Lists, Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs and CronJobs are read; `-` is standard input.
-    Annotations of containers are taken as given; with --schedule they are written for pods that ask for fractions.
-    Exit codes: 0 all pods admitted, 1 some refused or pending, 2 a manifest or the config is not usable.
+    Annotations of containers are taken as given; with --schedule they are written for pods that ask KAI for fractions.
+
+    Exit codes: 0 all pods admitted, all their containers started, and none of these runs without the limit that it asks
+    for, be it by a misspelt annotation; 1 otherwise; 2 a manifest or the config is not usable.
     """
     from deviceplugin.sim import report
     from deviceplugin.sim.manifests import LoadedPod, Note, load_all
@@ -354,6 +357,10 @@ def _simulated_node(
     Args:
         scheduled: pods for the stand-in for KAI: what its admission denies is said before anything is started.
     """
+    if no_nri and nri_runtime is not None:
+        raise click.UsageError(
+            "cannot use --nri-runtime with --no-nri: without NRI a runtime introduces itself to nobody"
+        )
     from deviceplugin.sim import scheduler
     from deviceplugin.sim.node import RUNTIME, SimulatedNode
     from mpsd.config.load import load_config

@@ -1,13 +1,17 @@
 """What a pod's annotations say of its containers' GPUs: the keys of the contract and a scheduler's inputs (pure).
 
-Text only: what a value means is for the plugin under test to find out. Keys as in KAI Scheduler 0.18 (NvFractions).
+Text only: what a value means is for the plugin under test to find out. Keys as in KAI Scheduler 0.18 (NvFractions);
+what is wrong with one is for the plugin's own contract to say.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deviceplugin.sim.pods import PodSpec
+from deviceplugin.annotated.contract import findings, parse_key
+from deviceplugin.sim.pods import PodSpec, Role
 
+SCHEDULER = "kai-scheduler"
+"""schedulerName of KAI's pods: its admission and its scheduler look at no others."""
 PREFIX = "nvidia.com/container."
 REQUEST, LIMIT, MODE, DEVICES = ".gpu-memory.request", ".gpu-memory.limit", ".gpu-compute.mode", ".gpus.devices"
 SUFFIXES = (REQUEST, LIMIT, MODE, DEVICES)
@@ -66,6 +70,24 @@ def is_fractional(pod: PodSpec, prefix: str = PREFIX) -> bool:
     )
 
 
+def target(pod: PodSpec) -> str:
+    """The container that gets the fraction that keys of the whole pod ask for."""
+    named = pod.annotations.get(CONTAINER)
+    return named if named is not None else next((c.name for c in pod.containers if c.role is Role.APP), "")
+
+
+def wanting(pod: PodSpec, prefix: str = PREFIX) -> set[str]:
+    """Containers whose author wants them limited, also by a key that is not read; the pod's target where it names no
+    container of the pod."""
+    keys = (*pod.annotations, *(finding.nearest for finding in findings(pod.annotations, prefix)))
+    parts = [split_key(key, prefix) for key in keys]
+    named = {part[0] for part in parts if part is not None and part[1] in (REQUEST, LIMIT)}
+    if not named and is_fractional(pod, prefix):
+        named = {target(pod)}
+    present = {container.name for container in pod.containers}
+    return {name if name in present else target(pod) for name in named}
+
+
 def is_placed(pod: PodSpec, prefix: str = PREFIX) -> bool:
     """Whether somebody has chosen its GPUs."""
     return any(key.startswith(prefix) and key.endswith(DEVICES) for key in pod.annotations)
@@ -81,8 +103,8 @@ def notes(
         reached: the node has NRI.
         scheduled: a scheduler has seen the pod.
     """
-    asked = {container.name: asked_of(pod.annotations, container.name, prefix) for container in pod.containers}
-    fractional = [name for name, keys in asked.items() if keys.fractional]
+    present = [container.name for container in pod.containers]
+    fractional = [name for name in present if asked_of(pod.annotations, name, prefix).fractional]
     found = []
     if fractional and not served:
         found.append("nothing acts on its annotations: this node's config has no `annotations`")
@@ -92,24 +114,23 @@ def notes(
     if inputs and not fractional and not scheduled:
         found.append(
             f"annotation {', '.join(inputs)} is for a scheduler, which writes the keys of a container from it: nothing "
-            "takes effect as it is; with --schedule a stand-in for KAI writes them"
+            f"takes effect as it is; {_STAND_IN}"
         )
     found += [
-        f"container {name}: annotation {prefix}{name}{DEVICES} is missing, which a scheduler writes: with --schedule a "
-        "stand-in for KAI does"
+        f"container {name}: annotation {prefix}{name}{DEVICES} is missing, which a scheduler writes; {_STAND_IN}"
         for name in fractional
-        if not scheduled and not (asked[name].devices or "").strip()
+        if not scheduled and not (asked_of(pod.annotations, name, prefix).devices or "").strip()
     ]
+    odd = findings(pod.annotations, prefix)
+    found += map(str, odd)
+    told = {finding.key for finding in odd}
     for key in pod.annotations:
-        if not key.startswith(prefix):
-            continue
-        parts = split_key(key, prefix)
-        if parts is None:
-            found.append(f"annotation {key} has no effect: it is none of {', '.join(f'*{s}' for s in SUFFIXES)}")
-        elif parts[0] not in asked:
+        parts = parse_key(key, prefix)
+        if parts is not None and parts[0] not in present and key not in told:
             found.append(f"annotation {key} has no effect: the pod has no container {parts[0]}")
-        elif not asked[parts[0]].fractional:
-            found.append(
-                f"annotation {key} has no effect: container {parts[0]} has neither a {REQUEST} nor a {LIMIT} key"
-            )
+    if not found and not any(c.resources for c in pod.containers) and not is_fractional(pod, prefix):
+        found.append("asks for no extended resource and no fraction of a GPU: the plugin has no part in it")
     return found
+
+
+_STAND_IN = f"with --schedule a stand-in for KAI writes what is missing, for pods with schedulerName: {SCHEDULER}"

@@ -408,7 +408,7 @@ class SimulatedNode:
         """Admits pods one after the other and waits for their containers; the report (see report.document).
 
         Args:
-            schedule: the stand-in for KAI places pods that ask for fractions of GPUs.
+            schedule: the stand-in for KAI places its pods that ask for fractions of GPUs.
 
         Raises:
             PodError: a pod of that name is there already; none is admitted then.
@@ -513,13 +513,7 @@ class SimulatedNode:
 
     def _annotation_notes(self, pod: AdmittedPod, scheduled: bool) -> list[str]:
         served = self.config.annotations is not None
-        found = annotations.notes(pod.spec, self.prefix, served=served, reached=self._nri, scheduled=scheduled)
-        if not found and not any(
-            c.resources or annotations.asked_of(pod.spec.annotations, c.name, self.prefix).fractional
-            for c in pod.spec.containers
-        ):
-            found.append("asks for no extended resource and no fraction of a GPU: the plugin has no part in it")
-        return found
+        return annotations.notes(pod.spec, self.prefix, served=served, reached=self._nri, scheduled=scheduled)
 
     # --- inside --------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deviceplugin.sim.annotations import PREFIX, Asked, asked_of
+from deviceplugin.annotated.contract import ask_of
+from deviceplugin.sim.annotations import PREFIX, Asked, asked_of, wanting
 from deviceplugin.sim.kubelet import START_ERROR, AdmittedPod, Phase
 from deviceplugin.sim.pods import environment
 from deviceplugin.sim.runtime import Container, Edits, State
@@ -37,24 +38,30 @@ def document(
 
 
 def all_well(report: Mapping[str, Any]) -> bool:
-    """Whether every pod was admitted and every container was created."""
+    """Whether every pod was admitted, every container was started, and none runs without the limit it asks for."""
     return all(
         pod["phase"] == Phase.ADMITTED
-        and all(entry["state"] != State.WAITING and entry["reason"] != START_ERROR for entry in pod["containers"])
+        and all(_started(entry) and not entry["unlimited"] for entry in pod["containers"])
         for pod in report["pods"]
     )
 
 
+def _started(entry: Mapping[str, Any]) -> bool:
+    return entry["state"] in (State.RUNNING, State.TERMINATED) and entry["reason"] != START_ERROR
+
+
 def _pod(pod: AdmittedPod, allocations: list[Mapping[str, Any]], ours: Sequence[str], prefix: str) -> dict[str, Any]:
-    notes = list(dict.fromkeys([*pod.notes, *(n for c in pod.containers for n in _edit_notes(pod, c))]))
+    containers = [_container(pod, container, allocations, ours, prefix) for container in pod.containers]
+    notes = [*pod.notes, *(note for container in pod.containers for note in _edit_notes(pod, container))]
+    notes += [note for entry in containers for note in _reduced_notes(pod.spec.annotations, entry, prefix)]
     return {
         "name": pod.spec.name,
         "namespace": pod.spec.namespace,
         "phase": str(pod.phase),
         "reason": pod.reason,
         "message": pod.message,
-        "notes": notes,
-        "containers": [_container(pod, container, allocations, ours, prefix) for container in pod.containers],
+        "notes": list(dict.fromkeys(notes)),
+        "containers": containers,
     }
 
 
@@ -69,7 +76,7 @@ def _container(
     allocation = _allocation(pod, container, edits, allocations) if admitted else None
     first = next((name for name in (*ours, *devices) if name in devices), ANNOTATED if asked.fractional else None)
     resource = allocation["resource"] if allocation else first
-    return {
+    entry = {
         "name": container.spec.name,
         "role": str(container.spec.role),
         "state": "Refused" if pod.phase is Phase.FAILED else str(container.state),
@@ -92,6 +99,8 @@ def _container(
         "deviceNodes": [dict(node) for node in edits.device_nodes],
         "cdiDevices": list(edits.cdi_devices),
     }
+    without = MARKER not in edits.env and container.spec.name in wanting(pod.spec, prefix)
+    return {**entry, "unlimited": without and _started(entry)}
 
 
 def _asked(asked: Asked) -> dict[str, str | None]:
@@ -133,6 +142,18 @@ def _edit_notes(pod: AdmittedPod, container: Container) -> list[str]:
     return notes
 
 
+def _reduced_notes(annotations: Mapping[str, str], entry: Mapping[str, Any], prefix: str) -> list[str]:
+    """Where an annotated container gets less than it asks for."""
+    got = entry["allocation"]
+    ask = ask_of(annotations, entry["name"], prefix) if got and entry["resource"] == ANNOTATED else None
+    if ask is None:
+        return []
+    sizes = (("request", got["requestBytes"], ask.request_bytes), ("limit", got["limitBytes"], ask.limit_bytes))
+    less = [f"{what} {_size(has)} instead of {_size(wants)}" for what, has, wants in sizes if has < wants]
+    why = "its scheduler counts memory that the driver and `memory.reserve` keep back"
+    return [f"container {entry['name']}: {', '.join(less)}: {why}"] if less else []
+
+
 # -- text
 
 
@@ -143,9 +164,23 @@ def lines(report: Mapping[str, Any], notes: Iterable[str] = ()) -> list[str]:
     for pod in report["pods"]:
         text += [*_pod_lines(pod, index), ""]
     text += [f"note: {note}" for note in dict.fromkeys(notes)]
-    admitted = sum(pod["phase"] == Phase.ADMITTED for pod in report["pods"])
-    text.append(f"{admitted} of {len(report['pods'])} pods admitted." if report["pods"] else "No pods to admit.")
-    return text
+    return [*text, _summary(report["pods"])]
+
+
+def _summary(pods: Sequence[Mapping[str, Any]]) -> str:
+    if not pods:
+        return "No pods to admit."
+    admitted = [pod for pod in pods if pod["phase"] == Phase.ADMITTED]
+    containers = [entry for pod in admitted for entry in pod["containers"]]
+    started, unlimited = sum(map(_started, containers)), sum(entry["unlimited"] for entry in containers)
+    text = f"{len(admitted)} of {len(pods)} pods admitted"
+    if started < len(containers):
+        text += f", {started} of {len(containers)} containers started"
+    if unlimited:
+        one = unlimited == 1
+        text += f"; {'1 container runs' if one else f'{unlimited} containers run'} without the limit "
+        text += "it asks for" if one else "they ask for"
+    return f"{text}."
 
 
 def _node_lines(node: Mapping[str, Any]) -> list[str]:
@@ -198,6 +233,8 @@ def _container_lines(entry: Mapping[str, Any], index: Mapping[str, int], *, refu
             ("mode", [allocation["mode"]]),
             ("enforcement", [_LEVELS.get(allocation["enforcement"], allocation["enforcement"])]),
         ]
+    if entry["unlimited"]:
+        rows.append(("limit", ["none, though it asks for one"]))
     if entry["state"] == State.WAITING or entry["message"]:
         what = "not created" if entry["reason"] in _NOT_CREATED else "not running"
         rows.append((what, [f"{entry['reason']}: {entry['message']}" if entry["message"] else entry["reason"]]))

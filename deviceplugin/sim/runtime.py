@@ -8,7 +8,7 @@ environment, counts as the container's.
 Of OCI hooks one is acted on: the container toolkit's `apply-cuda-memory-limits` (see `apply_memory_limits`).
 
 Creation and start are two steps, as in CRI. What kubelet and runtime say when one fails is spelled as kubelet 1.36.2
-with containerd 2.1.9 was seen to.
+with containerd 2.1.9 was seen to, but without the runtime's name: it may stand for another one.
 """
 
 import json
@@ -55,8 +55,8 @@ HOOK_TIMEOUT_S = 10.0
 
 _TOOLKIT = "/usr/bin/nvidia-ctk"
 _SCOPE_PREFIX = "cri-containerd"
-_NOT_CREATED = "failed to create containerd container"
-_NO_TASK = "failed to create containerd task: failed to create shim task: OCI runtime create failed"
+_NOT_CREATED = "failed to create container"
+_NO_TASK = "failed to create task: failed to create shim task: OCI runtime create failed"
 _MAX_MIB = (1 << 64) // MIB - 1
 _NONE_VISIBLE = frozenset(("", "void", "none"))
 
@@ -351,7 +351,7 @@ class Runtime:
         try:
             cgroup = self._driver.make_cgroup(_cgroup_path(uid, identifier))
         except OSError as error:
-            raise StartContainerError(f"failed to create containerd task: cannot make its cgroup: {error}") from error
+            raise StartContainerError(f"failed to create task: cannot make its cgroup: {error}") from error
         mounts = {inside: host for inside, host, _ in edits.mounts}
         for inside, host in mounts.items():
             if not os.path.exists(host):
@@ -393,7 +393,7 @@ class Runtime:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:  # ValueError: a NUL in the environment
-            raise StartContainerError(f"failed to create containerd task: {error}") from error
+            raise StartContainerError(f"failed to create task: {error}") from error
         return process, env
 
     def _isolation(self, created: Created) -> dict[str, str]:

@@ -30,14 +30,13 @@ from deviceplugin.sim.annotations import (
     asked_of,
     is_fractional,
     split_key,
+    target,
 )
-from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
+from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from mpsd.errors import ConfigError
 from mpsd.gpu.model import MIB
 from mpsd.quantity import QuantityError, parse_quantity
 
-SCHEDULER = "kai-scheduler"
-"""schedulerName of its pods: its admission looks at no others."""
 RESERVATION_NAMESPACE, RESERVATION_CONTAINER = "kai-resource-reservation", "resource-reservation"
 RESERVED_RESOURCE = "nvidia.com/gpu"
 RESERVED_GPU = "run.ai/reserve_for_gpu_index"
@@ -125,20 +124,18 @@ class _Ask:
 
 
 def admitted(pod: PodSpec, prefix: str = PREFIX) -> PodSpec:
-    """A fractional pod as KAI's admission lets it in: with the keys of its container that follow from `gpu-memory` and
-    the limits of a whole pod.
+    """A fractional pod of KAI's as its admission lets it in: with the keys of its container that follow from
+    `gpu-memory` and the limits of a whole pod.
 
     Raises DeniedError.
     """
     for key in pod.annotations:
-        # Whoever's it is: below its prefix it takes only what it knows.
         if key.startswith(prefix) and not _known(key, prefix):
             raise DeniedError(f"invalid NvFractions annotation key: {key}")
     pod = _mutated(pod, prefix)
-    if pod.scheduler == SCHEDULER:
-        for key in pod.annotations:
-            if key.startswith(prefix) and key.endswith(DEVICES):
-                raise DeniedError(f"{key}: {DEVICES} annotations may only be modified by {_BINDER}")
+    for key in pod.annotations:
+        if key.startswith(prefix) and key.endswith(DEVICES):
+            raise DeniedError(f"{key}: {DEVICES} annotations may only be modified by {_BINDER}")
     _validate(pod, prefix)
     return pod
 
@@ -146,12 +143,6 @@ def admitted(pod: PodSpec, prefix: str = PREFIX) -> PodSpec:
 def _known(key: str, prefix: str) -> bool:
     parts = split_key(key, prefix)
     return parts is not None and parts[1] in SUFFIXES
-
-
-def target(pod: PodSpec) -> str:
-    """The container that gets the fraction."""
-    named = pod.annotations.get(CONTAINER)
-    return named if named is not None else next((c.name for c in pod.containers if c.role is Role.APP), "")
 
 
 def _mutated(pod: PodSpec, prefix: str) -> PodSpec:

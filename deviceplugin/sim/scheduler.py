@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim import schedule
-from deviceplugin.sim.annotations import DEVICES, INPUTS, is_fractional, is_placed
+from deviceplugin.sim.annotations import DEVICES, INPUTS, SCHEDULER, is_fractional
 from deviceplugin.sim.devicemanager import Held
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
@@ -42,8 +42,8 @@ class Scheduler:
         self._prefix, self._gpu_kind, self._new_id = prefix, gpu_kind, new_id
 
     def takes(self, pod: PodSpec) -> bool:
-        """Whether it is this scheduler's: it asks for a fraction, and nobody has placed it."""
-        return is_fractional(pod, self._prefix) and not is_placed(pod, self._prefix)
+        """Whether it is this scheduler's by name and asks for a fraction."""
+        return pod.scheduler == SCHEDULER and is_fractional(pod, self._prefix)
 
     def admit(self, pod: PodSpec) -> AdmittedPod:
         """Places and admits a pod; one that fits nowhere has phase Pending, and is not kept.
@@ -121,14 +121,12 @@ class Scheduler:
 
 
 def denials(pods: Iterable[LoadedPod], prefix: str) -> list[str]:
-    """Why KAI's admission would not take these pods, one line each. It looks at what asks for a fraction, and at all
-    that bears its name."""
+    """Why KAI's admission would not take those of these pods that are KAI's, one line each."""
     found: dict[str, None] = {}
     for loaded in pods:
         pod = loaded.pod
         asks = any(key in INPUTS or key.startswith((prefix, schedule.PORTION_PREFIX)) for key in pod.annotations)
-        ours = is_fractional(pod, prefix) and not is_placed(pod, prefix)
-        if ours or (asks and pod.scheduler == schedule.SCHEDULER):
+        if asks and pod.scheduler == SCHEDULER:
             try:
                 schedule.admitted(pod, prefix)
             except DeniedError as error:

@@ -30,7 +30,7 @@ annotations: {gpus: {include: all}}
 """
 
 
-def pod(name: str, **annotations: str) -> str:
+def pod(name: str, *, scheduler: str = "kai-scheduler", **annotations: str) -> str:
     """`request`, `limit`, `mode`, `devices` are keys of container main; `fraction`, `memory`, `count` of the pod."""
     names = {
         "request": f"{KEY}.gpu-memory.request",
@@ -44,7 +44,7 @@ def pod(name: str, **annotations: str) -> str:
     keys = {names[key]: value for key, value in annotations.items()}
     return (
         f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, annotations: {json.dumps(keys)}}}\n"
-        f"spec: {{containers: [{{name: main, image: x}}]}}\n---\n"
+        f"spec: {{schedulerName: {scheduler}, containers: [{{name: main, image: x}}]}}\n---\n"
     )
 
 
@@ -105,7 +105,7 @@ def test_gpus_for_a_scheduler_beside_gpus_for_resources() -> None:
 def test_the_node_with_annotated_pods_only_takes_what_kai_placed(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(KAI_ONLY)
-    text = pod("placed", request="4Gi") + pod("forged", request="4Gi", devices=GPU.format(1))
+    text = pod("placed", request="4Gi") + pod("forged", scheduler="other", request="4Gi", devices=GPU.format(1))
     code, report = run(*NEW, "--gpus", "2", "--config", str(config), "--schedule", text=text)
     assert code == 1
     placed, forged = main(report, "placed"), main(report, "forged")
@@ -128,6 +128,16 @@ def test_what_the_scheduler_cannot_place_is_pending() -> None:
     assert done.stdout.endswith("1 of 3 pods admitted.\n")
 
 
+def test_the_scheduler_leaves_pods_alone_that_are_not_its_own() -> None:
+    text = pod("a", request="1Gi") + pod("b", scheduler="default-scheduler", request="1Gi")
+    code, report = run(*NEW, "--schedule", text=text)
+    assert code == 1
+    assert main(report, "a")["allocation"]["gpus"] == [GPU.format(0)]
+    assert "it names no GPU" in main(report, "b")["message"]
+    (note,) = report["pods"][1]["notes"]
+    assert "for pods with schedulerName: kai-scheduler" in note
+
+
 def test_what_kais_admission_denies_is_said_before_anything_is_started() -> None:
     text = pod("a", fraction="0.5") + pod("b", fraction="1.5") + pod("c", request="2Gi", limit="1Gi")
     done = gpufrac("sim", "run", *NEW, "--schedule", "-", text=text)
@@ -144,6 +154,8 @@ def test_two_halves_fit_though_the_scheduler_counts_what_the_node_keeps_back() -
     assert main(report, "a")["allocation"]["requestBytes"] == 40 * GIB
     assert 39 * GIB > main(report, "b")["allocation"]["requestBytes"] > 38 * GIB
     assert main(report, "b")["annotations"]["request"] == "40960Mi"
+    assert [len(shown["notes"]) for shown in report["pods"]] == [0, 1]
+    assert "instead of 40Gi" in report["pods"][1]["notes"][0]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +167,7 @@ def test_two_halves_fit_though_the_scheduler_counts_what_the_node_keeps_back() -
 )
 def test_without_a_scheduler_its_inputs_have_no_effect(text: str, note: str) -> None:
     code, report = run(*NEW, text=text)
-    assert code == 0
+    assert code == 1, "it runs without the limit it asks for"
     (found,) = report["pods"][0]["notes"]
     assert found.startswith(note)
     assert "--schedule" in found
@@ -201,7 +213,7 @@ def test_the_level_of_a_node(options: tuple[str, ...], mode: str, enforcement: s
 
 def test_a_runtime_without_nri_lets_everything_through() -> None:
     code, report = run(*NEW, "--no-nri", text=pod("one", request="8Gi", devices="0") + share("two"))
-    assert code == 0
+    assert code == 1, "it runs without the limit it asks for"
     assert report["pods"][0]["notes"] == ["nothing acts on its annotations: this node has no NRI"]
     assert (main(report, "one")["state"], main(report, "one")["env"]) == ("Running", {})
     assert main(report, "two")["allocation"]["enforcement"] == "hard"

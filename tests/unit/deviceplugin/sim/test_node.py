@@ -229,7 +229,9 @@ def test_a_container_that_is_not_created_is_matched_by_its_shares() -> None:
     assert container["allocation"]["key"] == "k1"
     assert (container["state"], container["reason"]) == ("Waiting", "CreateContainerError")
     assert not report.all_well(found)
-    assert "not created   CreateContainerError: unresolvable" in "\n".join(report.lines(found))
+    text = "\n".join(report.lines(found))
+    assert "not created   CreateContainerError: unresolvable" in text
+    assert text.endswith("\n1 of 1 pods admitted, 0 of 1 containers started.")
 
 
 def annotated(edits: Edits | None, state: State = State.RUNNING, reason: str = "", message: str = "") -> AdmittedPod:
@@ -242,6 +244,7 @@ def test_an_annotated_container_shows_what_it_asked_for_and_got() -> None:
     found = document(pod, ALLOCATION | {"podUIDs": []}, ANNOTATED)
     (container,) = found["pods"][0]["containers"]
     assert (container["resource"], container["allocation"]["key"], container["deviceIDs"]) == ("annotations", "k3", [])
+    assert found["pods"][0]["notes"] == []
     assert container["annotations"] == {"request": "8Gi", "limit": "16Gi", "mode": None, "devices": "GPU-0"}
     assert report.all_well(found)
     text = "\n".join(report.lines(found))
@@ -265,6 +268,35 @@ def test_a_container_that_did_not_start_is_not_well(state: State, reason: str) -
     found = document(annotated(None, state, reason, "no limit"))
     assert not report.all_well(found)
     assert f"not running   {reason}: no limit" in "\n".join(report.lines(found))
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.TERMINATED])
+def test_a_container_that_runs_without_the_limit_it_asks_for_is_not_well(state: State) -> None:
+    found = document(annotated(Edits(), state), ANNOTATED)
+    assert not report.all_well(found)
+    text = "\n".join(report.lines(found))
+    assert "limit         none, though it asks for one" in text
+    assert text.endswith("1 of 1 pods admitted; 1 container runs without the limit it asks for.")
+
+
+def test_the_summary_of_several_pods() -> None:
+    away, refused = annotated(Edits()), annotated(None, State.WAITING, "CreateContainerError", "no room on GPU 0")
+    pending = annotated(None, State.WAITING)
+    pending.phase = Phase.PENDING
+    found = report.document(node=NODE, pods=[away, away, refused, pending], allocations=[], ours=[])
+    assert report.lines(found)[-1] == (
+        "3 of 4 pods admitted, 2 of 3 containers started; 2 containers run without the limit they ask for."
+    )
+
+
+def test_a_container_that_gets_less_than_it_asks_for_is_noted() -> None:
+    pod = annotated(Edits(env={"GPUFRAC_ALLOCATION": "k3"}))
+    found = document(pod, {**ANNOTATED, "requestBytes": 7 * GIB})
+    why = "its scheduler counts memory that the driver and `memory.reserve` keep back"
+    assert found["pods"][0]["notes"] == [f"container main: request 7Gi instead of 8Gi: {why}"]
+    assert report.all_well(found), "it has a limit"
+    found = document(pod, {**ANNOTATED, "requestBytes": 7 * GIB, "limitBytes": 7 * GIB})
+    assert "request 7Gi instead of 8Gi, limit 7Gi instead of 16Gi:" in found["pods"][0]["notes"][0]
 
 
 def test_a_pending_pod() -> None:

@@ -149,13 +149,13 @@ def test_a_container_that_is_refused_has_never_been(node: Node, by_undo: bool) -
     if by_undo:
         node.nri.adjustment = Adjustment(cdi_devices=("no.such/device=x",))
         text = (
-            "failed to create containerd container: failed to NRI-adjust container Spec: CDI device injection failed: "
+            "failed to create container: failed to NRI-adjust container Spec: CDI device injection failed: "
             "unresolvable CDI devices no.such/device=x"
         )
     else:
         node.nri.refusals["create"] = "not today"
         text = (
-            "failed to create containerd container: failed to get NRI adjustment for container: "
+            "failed to create container: failed to get NRI adjustment for container: "
             "rpc error: code = Unknown desc = not today"
         )
     with pytest.raises(CreateContainerError) as caught:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from deviceplugin.sim import schedule
 from deviceplugin.sim.annotations import DEVICES, LIMIT, MODE, REQUEST, is_fractional
-from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
+from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.schedule import DeniedError, Group, Node, Placement, Unschedulable
 
 P = "nvidia.com/container."
@@ -82,14 +82,6 @@ def test_the_limits_of_a_whole_pod_become_keys_of_its_container() -> None:
     found = schedule.admitted(pod({"gpu-fraction": "0.5", "gpu-fraction.limit": "0.75"})).annotations
     assert found[PORTION] == "0.75"
     assert f"{KEY}{REQUEST}" not in found, "the size of a GPU is not known yet"
-
-
-def test_the_container_is_the_first_that_is_no_init_container_or_the_one_named() -> None:
-    containers = (ContainerSpec("i", role=Role.INIT), ContainerSpec("a"), ContainerSpec("b"))
-    asked = PodSpec("p", containers, annotations={"gpu-memory": "100"})
-    assert f"{P}a{REQUEST}" in schedule.admitted(asked).annotations
-    named = replace(asked, annotations={"gpu-memory": "100", "gpu-fraction-container-name": "i"})
-    assert f"{P}i{REQUEST}" in schedule.admitted(named).annotations
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ KEEPER = "kai-resource-reservation"
 
 def pod(name: str, size: str = "4Gi", mode: str = "time-slicing", **changes: str) -> PodSpec:
     keys = {f"{PREFIX}main{REQUEST}": size, f"{PREFIX}main{MODE}": mode, **changes}
-    return PodSpec(name, (ContainerSpec("main"),), annotations=keys)
+    return PodSpec(name, (ContainerSpec("main"),), annotations=keys, scheduler="kai-scheduler")
 
 
 @pytest.fixture
@@ -119,12 +120,16 @@ def test_a_reservation_pod_that_does_not_start_is_taken_back(
 
 
 def test_a_gpu_that_others_use_comes_last(kubelet: StubKubelet, scheduler: Scheduler) -> None:
-    by_hand = pod("by-hand", **{f"{PREFIX}main{DEVICES}": "GPU-0"})
-    assert not scheduler.takes(by_hand)
-    kubelet.admit(by_hand)
-    assert scheduler.takes(pod("one"))
+    kubelet.admit(replace(pod("by-hand", **{f"{PREFIX}main{DEVICES}": "GPU-0"}), scheduler=""))
     assert devices(scheduler.admit(pod("one"))).endswith("GPU-1")
     assert devices(scheduler.admit(pod("two", mode="sm-sharing"))).endswith("GPU-0")
+
+
+def test_it_takes_fractional_pods_with_its_name(scheduler: Scheduler) -> None:
+    assert scheduler.takes(pod("p"))
+    assert not scheduler.takes(replace(pod("p"), scheduler=""))
+    assert not scheduler.takes(replace(pod("p"), scheduler="other"))
+    assert not scheduler.takes(replace(pod("p"), annotations={}))
 
 
 def test_what_admission_denies(scheduler: Scheduler) -> None:
@@ -143,9 +148,10 @@ def test_what_admission_denies(scheduler: Scheduler) -> None:
             "d.yaml",
         ),
         LoadedPod(pod("t", **{f"{PREFIX}main{DEVICES}": "0"}), "e.yaml"),
+        LoadedPod(replace(wrong, scheduler=""), "f.yaml"),
     ]
     found = denials(loaded, PREFIX)
-    assert [line.partition(":")[0] for line in found] == ["a.yaml (document 1)", "d.yaml"]
+    assert [line.partition(":")[0] for line in found] == ["a.yaml (document 1)", "d.yaml", "e.yaml"]
     assert found[0].startswith(
         "a.yaml (document 1): pod default/p: KAI's admission denied the request: nvidia.com/container"
     )
