@@ -1,7 +1,9 @@
 """What can go wrong with the API server. The class says what a caller can do; none of them stops the plugin."""
 
 import re
+from typing import ClassVar
 
+from deviceplugin.kubernetes.pacing import Failure
 from mpsd.errors import TransientError
 
 MAX_TEXT = 300
@@ -13,6 +15,8 @@ _LACKS_RIGHT = re.compile(r'cannot \w+ resource "')
 class ApiError(TransientError):
     """Base of them all. `retry_after_s`: how long the server asks to be left alone, None where it doesn't say."""
 
+    failure: ClassVar[Failure] = Failure.BUSY
+
     def __init__(self, text: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
@@ -21,9 +25,13 @@ class ApiError(TransientError):
 class AccessError(ApiError):
     """Nothing says where the server is or who we are. Heals when files or settings are put right."""
 
+    failure = Failure.REFUSED
+
 
 class UnreachableError(ApiError):
     """No answer: not there, not in time, or cut off."""
+
+    failure = Failure.AWAY
 
 
 class AbortedError(UnreachableError):
@@ -37,9 +45,13 @@ class NonsenseError(ApiError):
 class UnauthorizedError(ApiError):
     """401: it doesn't know us, also not with the token as it is now."""
 
+    failure = Failure.REFUSED
+
 
 class ForbiddenError(ApiError):
     """403: it knows us, and refuses. Mostly, but not always, since we lack a right."""
+
+    failure = Failure.REFUSED
 
     @property
     def lacks_right(self) -> bool:
@@ -49,6 +61,8 @@ class ForbiddenError(ApiError):
 
 class NotFoundError(ApiError):
     """404."""
+
+    failure = Failure.REFUSED
 
 
 class ConflictError(ApiError):
@@ -69,6 +83,8 @@ class ServerError(ApiError):
 
 class RejectedError(ApiError):
     """Another refusal, such as 422: the same request will be refused again."""
+
+    failure = Failure.REFUSED
 
 
 _CLASSES: dict[int, type[ApiError]] = {

@@ -280,7 +280,7 @@ class EventRecorder:
                     with self._news:
                         self._queue.put_back(pending)
                     self._note(str(error))
-                    self._stop.wait(self._backoff.pause_s(error.retry_after_s))
+                    self._stop.wait(self._backoff.pause_s(error.retry_after_s, error.failure))
                     continue
                 # Where an object's namespace goes away, nothing is wrong with us.
                 leaving = isinstance(error, NotFoundError) or _LEAVING in str(error)

@@ -17,16 +17,13 @@ import msgspec
 from deviceplugin.kubernetes.client import ApiClient, api_path
 from deviceplugin.kubernetes.errors import (
     AbortedError,
-    AccessError,
     ApiError,
     ForbiddenError,
     NotFoundError,
-    RejectedError,
-    UnauthorizedError,
     shown,
 )
 from deviceplugin.kubernetes.model import NodeReadiness
-from deviceplugin.kubernetes.pacing import Backoff, Bucket
+from deviceplugin.kubernetes.pacing import Backoff, Bucket, Failure
 from mpsd.log import get_logger
 
 CONDITION = "gpu-fractioning.nvidia.com/Ready"
@@ -48,7 +45,6 @@ _OTHER_NODE = "is not allowed to modify node"
 """What a node's own credentials hear about another node (plugin/pkg/admission/noderestriction)."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
 _VERSION = re.compile(r"[0-9]{1,10}")
-_SLOW = (AccessError, ForbiddenError, NotFoundError, RejectedError, UnauthorizedError)
 
 log = get_logger("kubernetes")
 
@@ -195,11 +191,11 @@ class NodeReporter:
         try:
             self._write(wanted)
         except ApiError as error:
-            pause_s = self._backoff.pause_s(error.retry_after_s, slow=isinstance(error, _SLOW))
+            pause_s = self._backoff.pause_s(error.retry_after_s, error.failure)
             self._note(_explained(error))
         except Exception as error:
             log.exception("reporting the node's condition failed and goes on")
-            pause_s = self._backoff.pause_s(slow=True)
+            pause_s = self._backoff.pause_s(kind=Failure.REFUSED)
             self._note(f"{type(error).__name__}: {error}")
         else:
             self._backoff.reset()

@@ -1,13 +1,26 @@
 """How often something may be tried or sent (pure; times are monotonic seconds)."""
 
 from collections.abc import Callable
+from enum import Enum
 
 QUICK_REFUSALS = 4
 """A kube-apiserver that has just started refuses what is granted, with 403, until it has read the roles."""
 
 
+class Failure(Enum):
+    """AWAY: nobody answers. BUSY: an answer that may soon be another. REFUSED: nothing will change within moments, as
+    where rights are missing."""
+
+    AWAY = "away"
+    BUSY = "busy"
+    REFUSED = "refused"
+
+
 class Backoff:
     """Pauses that double from `first_s` to `last_s`, each up to half of it less, so that nodes don't come in step.
+
+    Each kind of failure has its own count: a server that comes again after long refuses, and is busy, for a moment.
+    After QUICK_REFUSALS the pauses of refusals are the longest at once.
 
     Args:
         jitter: gives 0 <= x < 1.
@@ -15,26 +28,19 @@ class Backoff:
 
     def __init__(self, first_s: float, last_s: float, jitter: Callable[[], float]) -> None:
         self._first_s, self._last_s, self._jitter = first_s, last_s, jitter
-        self._failures = 0
-        self._refusals = 0
+        self._counts: dict[Failure, int] = {}
 
-    def pause_s(self, retry_after_s: float | None = None, *, slow: bool = False) -> float:
-        """The pause after one more failure, never shorter than the server asks for.
-
-        Args:
-            slow: nothing will change within moments, as where rights are missing. After QUICK_REFUSALS of them in a
-                row it is the longest pause at once.
-        """
-        self._refusals = self._refusals + 1 if slow else 0
-        doublings = self._refusals - 1 if slow else self._failures
-        full_s = min(self._last_s, self._first_s * 2.0 ** min(doublings, 32))
-        if self._refusals > QUICK_REFUSALS:
+    def pause_s(self, retry_after_s: float | None = None, kind: Failure = Failure.BUSY) -> float:
+        """The pause after one more failure, never shorter than the server asks for."""
+        before = self._counts.get(kind, 0)
+        self._counts[kind] = before + 1
+        full_s = min(self._last_s, self._first_s * 2.0 ** min(before, 32))
+        if kind is Failure.REFUSED and before >= QUICK_REFUSALS:
             full_s = self._last_s
-        self._failures += 1
         return max(full_s * (1.0 - self._jitter() / 2.0), retry_after_s or 0.0)
 
     def reset(self) -> None:
-        self._failures = self._refusals = 0
+        self._counts.clear()
 
 
 class Bucket:

@@ -13,17 +13,9 @@ from random import random
 import msgspec
 
 from deviceplugin.kubernetes.client import ApiClient, Watch, api_path
-from deviceplugin.kubernetes.errors import (
-    AccessError,
-    ApiError,
-    ForbiddenError,
-    GoneError,
-    NonsenseError,
-    RejectedError,
-    UnauthorizedError,
-)
+from deviceplugin.kubernetes.errors import ApiError, ForbiddenError, GoneError, NonsenseError
 from deviceplugin.kubernetes.model import PodRef
-from deviceplugin.kubernetes.pacing import Backoff
+from deviceplugin.kubernetes.pacing import Backoff, Failure
 from mpsd.log import get_logger
 
 DEFAULT_GRACE_S = 30.0
@@ -42,7 +34,6 @@ CLOSE_S = 0.5
 _LOST_VERSIONS = "Too large resource version"
 """What a server says that is behind what we know (staging/src/k8s.io/apiserver/pkg/storage/errors.go): for a moment, or
 for good where its store was put back to an earlier state."""
-_SLOW = (AccessError, ForbiddenError, RejectedError, UnauthorizedError)
 
 log = get_logger("kubernetes")
 
@@ -217,7 +208,8 @@ class PodWatch:
                 listed = True
             except GoneError:
                 # Only a server that finds its own list too old is left in peace.
-                pause_s = self._backoff.pause_s() if begun_s < self._listed_s + WATCH_GOOD_S else 0.0
+                just_listed = time.monotonic() < self._listed_s + WATCH_GOOD_S
+                pause_s = self._backoff.pause_s() if just_listed else 0.0
             except ApiError as error:
                 # Never on with the watch: a server whose store was put back takes any version, and then says nothing
                 # until it gets there again. A list no older than that version tells.
@@ -235,7 +227,7 @@ class PodWatch:
             log.warning("this node's pods can't be watched", error=text)
         self.error = text
         after_s = None if error is None else error.retry_after_s
-        return self._backoff.pause_s(after_s, slow=error is None or isinstance(error, _SLOW))
+        return self._backoff.pause_s(after_s, Failure.REFUSED if error is None else error.failure)
 
     def _query(self) -> dict[str, str]:
         return {"fieldSelector": f"spec.nodeName={self._node_name()}"}
@@ -244,11 +236,12 @@ class PodWatch:
         # From the server's cache, which knows pods by node; a list from the store goes through those of the cluster.
         # Never from a cache older than what we know, as another server's may be: pods would seem to be gone.
         query = self._query()
+        self._listed_s = time.monotonic()
         if not self._consistent:
             query |= {"resourceVersion": self._version or "0", "resourceVersionMatch": "NotOlderThan"}
         pods, self._version = self._client.list(api_path("api", "v1", "pods"), query, ApiPod)
         self._calls.add(self._table.replace(pods))
-        self._listed_s, self._consistent = time.monotonic(), False
+        self._consistent = False
         if not self.synced:
             log.info("the pods of this node are known", pods=len(self._table))
         self.synced = True

@@ -431,7 +431,8 @@ class StubApiServer:
     def _list(self, query: Mapping[str, str]) -> tuple[int, Object]:
         selects = _selector(query)
         if selects is None:
-            return _status(400, "BadRequest", "field label not supported")
+            field = query["fieldSelector"].partition("=")[0]
+            return _status(400, "BadRequest", f"field label not supported: {field}")
         watch, match = "watch" in query, "resourceVersionMatch" in query
         if match and (watch or "resourceVersion" not in query):
             why = "for watch" if watch else "unless resourceVersion is provided"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.kubernetes.pacing import Backoff, Bucket
+from deviceplugin.kubernetes.pacing import Backoff, Bucket, Failure
 
 
 def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_reset() -> None:
@@ -13,17 +13,20 @@ def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_reset() -> None:
     assert backoff.pause_s() == 0.5
 
 
-def test_what_will_not_heal_at_once_is_tried_slowly_after_some_refusals_in_a_row() -> None:
+def test_what_will_not_heal_at_once_is_tried_slowly_after_some_refusals() -> None:
     backoff = Backoff(0.5, 60.0, lambda: 0.0)
-    for _ in range(5):
-        backoff.pause_s()  # the server was away, and may be one that has just started
-    assert [backoff.pause_s(slow=True) for _ in range(6)] == [0.5, 1, 2, 4, 60, 60]
-    backoff.pause_s()
-    assert backoff.pause_s(slow=True) == 0.5
-    for _ in range(5):
-        backoff.pause_s(slow=True)
+    assert [backoff.pause_s(kind=Failure.REFUSED) for _ in range(6)] == [0.5, 1, 2, 4, 60, 60]
     backoff.reset()
-    assert backoff.pause_s(slow=True) == 0.5
+    assert backoff.pause_s(kind=Failure.REFUSED) == 0.5
+
+
+@given(st.lists(st.sampled_from(Failure)))
+def test_each_kind_of_failure_counts_by_itself(kinds: list[Failure]) -> None:
+    """What follows when a server comes again after a long time is not what went before it."""
+    together = Backoff(0.5, 60.0, lambda: 0.0)
+    alone = {kind: Backoff(0.5, 60.0, lambda: 0.0) for kind in Failure}
+    for kind in kinds:
+        assert together.pause_s(kind=kind) == alone[kind].pause_s(kind=kind)
 
 
 def test_the_server_may_ask_for_more() -> None:

@@ -12,7 +12,7 @@ from deviceplugin.kubernetes import client as client_module
 from deviceplugin.kubernetes import pacing as pacing_module
 from deviceplugin.kubernetes import pods as pods_module
 from deviceplugin.kubernetes.model import PodRef
-from deviceplugin.kubernetes.pacing import QUICK_REFUSALS, Backoff
+from deviceplugin.kubernetes.pacing import QUICK_REFUSALS, Backoff, Failure
 from deviceplugin.kubernetes.pods import ApiPod, Deleting, PodTable, PodWatch, _Container, _Metadata, _Spec
 from deviceplugin.sim.apiserver import Fault, Request, StubApiServer
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
@@ -260,12 +260,25 @@ def test_a_version_too_old_after_a_long_outage_is_no_reason_to_wait(
     monkeypatch.setattr(pods_module, "WATCH_GOOD_S", 0.0)
     world.server.add_pod("ns", "a", node="n1")
     world.start()
-    for _ in range(20):
-        world.watch._backoff.pause_s()
+    for kind in Failure:
+        for _ in range(20):
+            world.watch._backoff.pause_s(kind=kind)
     world.server.delete_pod("ns", "a", 7)
     world.server.expire()
     assert world.wait(lambda: world.verbs().count("list") == 2)
     assert world.wait(lambda: world.told == [("a", 7.0)])
+
+
+def test_a_server_that_is_busy_at_first_after_a_long_outage_costs_a_moment(world: World) -> None:
+    world.server.add_pod("ns", "a", node="n1")
+    world.start()
+    for _ in range(20):
+        world.watch._backoff.pause_s(kind=Failure.AWAY)
+    world.server.fault(Fault.BUSY, lists, times=1)
+    world.server.delete_pod("ns", "a", 7)
+    world.server.expire()
+    assert world.wait(lambda: world.told == [("a", 7.0)])
+    assert world.again()
 
 
 @pytest.mark.parametrize("fault", Fault)
