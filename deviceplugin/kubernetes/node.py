@@ -225,8 +225,10 @@ class NodeReporter:
         error = ""
         if _VERSION.fullmatch(wanted.driver_major) and node.driver_major != wanted.driver_major:
             try:
-                self._client.patch(path, {"metadata": {"labels": {DRIVER_LABEL: wanted.driver_major}}}, Node)
-            except ForbiddenError as refusal:  # the condition matters more, and is written
+                # Through the status, as kubelets do it: to patch the node itself is a right to taint and cordon it.
+                label = {"metadata": {"labels": {DRIVER_LABEL: wanted.driver_major}}}
+                self._client.patch(f"{path}/status", label, Node)
+            except ForbiddenError as refusal:  # an admission plugin's; the condition matters more, and is written
                 error = _explained(refusal)
         self._note(error)
 

@@ -255,7 +255,7 @@ def test_each_right_is_needed_and_the_rest_goes_on_without_it(world: World, miss
     uid = world.add_pod("p")
     expected = {
         "condition": missing != ("patch", "nodes/status"),
-        "label": missing not in (("patch", "nodes/status"), ("patch", "nodes")),
+        "label": missing != ("patch", "nodes/status"),
         "since": missing not in (("patch", "nodes/status"), ("get", "nodes")),
         "pod": missing != ("list", "pods"),
         "deletion": resource != "pods",

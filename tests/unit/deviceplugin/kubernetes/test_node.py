@@ -83,7 +83,7 @@ def world(server: StubApiServer, short_tmp: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def status_writes(request: Request) -> bool:
-    return request.path.endswith("/status")
+    return request.path.endswith("/status") and "status" in request.body
 
 
 # --- the patch -----------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_a_version_that_is_not_known_leaves_the_label_as_it_is(world: World) -> 
         assert world.wait(partial(lambda said: world.condition()["message"] == said, said))
     assert world.label() == "615"
     assert [r.path for r in world.server.requests if r.method == "PATCH" and not status_writes(r)] == [
-        "/api/v1/nodes/n1"
+        "/api/v1/nodes/n1/status"
     ]
 
 
@@ -318,12 +318,18 @@ def test_a_server_that_has_just_started_and_knows_no_roles_yet_costs_a_moment(
     again.close()
 
 
-def test_without_the_right_to_read_nodes_or_set_labels_there_is_still_the_condition(world: World) -> None:
+def test_without_the_right_to_read_nodes_there_are_still_condition_and_label(world: World) -> None:
     world.server.allowed = [("patch", "nodes/status")]
     world.reporter.start()
-    assert world.wait(lambda: world.condition().get("status") == "True")
-    assert world.wait(lambda: 'cannot patch resource "nodes"' in world.reporter.error)
-    assert world.label() is None
+    assert world.wait(lambda: world.condition().get("status") == "True" and world.label() == "615")
+    assert world.reporter.error == ""
+
+
+def test_a_label_that_is_refused_leaves_the_condition(world: World) -> None:
+    world.server.fault(Fault.FORBIDDEN, lambda request: "metadata" in (request.body or {}))
+    world.reporter.start()
+    assert world.wait(lambda: world.reporter.error != "")
+    assert (world.condition().get("status"), world.label()) == ("True", None)
 
 
 def test_the_credentials_of_another_node_are_said() -> None:
