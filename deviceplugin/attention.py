@@ -3,10 +3,15 @@
 from collections.abc import Iterable
 
 from deviceplugin.annotated.status import AnnotatedStatus
+from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.plan.view import ITS_DAEMON, daemon_text
 from deviceplugin.status import AllocationStatus, PluginStatus
 from mpsd.snapshot import DaemonState, DaemonStatus, Snapshot
 
+ABANDONED = (
+    "described by annotations, and the config has no `annotations` any more: it gets nothing when it is made again: "
+    "put the section back, or delete the pod"
+)
 SHOWN = 3
 """How many of those that one cause hits are named."""
 
@@ -62,6 +67,9 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
         lines.append(f"Kubernetes API: {plugin.kubernetes.error}")
     if plugin.annotated is not None:
         lines += _of_annotated(plugin.annotated)
+    else:
+        left = (_owner(a) for a in plugin.allocations if a.resource == ANNOTATED and a.state != "leaving")
+        lines += _together((who, ABANDONED) for who in left)
     lines += plugin.problems
     unregistered, closed = [], []
     for resource in plugin.resources:
@@ -95,7 +103,10 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
 def _of_annotated(annotated: AnnotatedStatus) -> list[str]:
     """Of annotated pods. One that was refused is tried again, so it may be over by itself."""
     lines = [] if annotated.runtime else [f"annotated pods are not served: no container runtime: {annotated.error}"]
-    unenforced = [(f"{u.namespace}/{u.pod}/{u.container}", f"{u.reason}: {u.plan}") for u in annotated.unenforced]
+    unenforced = [
+        (f"{u.namespace}/{u.pod}/{u.container}", ": ".join(filter(None, (u.reason, u.plan))))
+        for u in annotated.unenforced
+    ]
     refused = [(f"{r.namespace}/{r.pod}/{r.container}", f"is refused: {r.reason}") for r in annotated.refusing]
     ignored = [(f"pod {i.pod}", i.reason) for i in annotated.ignored]
     return lines + _together(unenforced) + _together(refused, " ") + _together(ignored)

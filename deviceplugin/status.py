@@ -12,8 +12,9 @@ from deviceplugin.hardlimits import LimitState
 from deviceplugin.keeper import Report
 from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.plan.enforcement import mps_level, not_hard
-from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView
+from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView, NodeView
 from deviceplugin.plan.start import loosened, start_objection
+from deviceplugin.plan.view import FOR_ANNOTATED
 from deviceplugin.presence import Holder
 from mpsd.config.model import Enforcement
 from mpsd.groups import group_of
@@ -80,7 +81,8 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """What is granted on one GPU. Negative `free_bytes`: over-committed. `group` is the declared group it is in, empty
     for a GPU alone; `drained` says since when an operator drains it and why, `reason` why it takes nothing new.
     `limit_bytes` is the sum of limits, above `usable_bytes` where shares may borrow more than there is. `serves` says
-    who may have parts of it: resources, annotated pods, or both."""
+    who may have parts of it: resources, annotated pods, or both; `kept` why resources take nothing there while
+    annotated pods may."""
 
     uuid: str
     index: int
@@ -94,6 +96,7 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     reason: str
     limit_bytes: int = 0
     serves: str = "resources"
+    kept: str = ""
 
 
 class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -280,6 +283,7 @@ def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
                 reason=_takes_nothing(gpu) or over or _takes_nothing(whole),
                 limit_bytes=held.limit_bytes,
                 serves=_serves(gpu, inspection.view.annotated),
+                kept=_kept(gpu, whole, inspection.view),
             )
         )
     return tuple(rows)
@@ -289,6 +293,13 @@ def _serves(gpu: GpuView, annotated: AnnotatedView | None) -> str:
     if annotated is None or not gpu.for_annotated:
         return "resources"
     return "both" if annotated.share else "annotated pods"
+
+
+def _kept(gpu: GpuView, whole: GpuView | GroupView, node: NodeView) -> str:
+    """Why resources, where there are some, take nothing on a GPU that annotated pods may have parts of."""
+    if not node.resources or node.annotated is None:
+        return ""
+    return gpu.reserved or whole.reserved or (FOR_ANNOTATED if gpu.for_annotated and not node.annotated.share else "")
 
 
 def claims_of(inspection: Inspection) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from deviceplugin import render
 from deviceplugin.annotated.adjust import means
-from deviceplugin.annotated.status import CREATED_ALONE, STARTED_ALONE
+from deviceplugin.annotated.status import CREATED_ALONE, STARTED_ALONE, TO_DO
 from deviceplugin.broker import Broker
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Container, ContainerState
@@ -31,8 +31,8 @@ RUNS = (ContainerState.CREATED, ContainerState.RUNNING, ContainerState.PAUSED)
 
 @dataclass(frozen=True, slots=True)
 class Unenforced:
-    """A container that runs without what its annotations demand. `plan`: what becomes of it. `noticed_s`: when it was
-    told that it will be stopped (monotonic)."""
+    """A container that runs without what its annotations demand. `plan`: what becomes of it, empty while
+    that is not known. `noticed_s`: when it was told that it will be stopped (monotonic)."""
 
     container: ContainerRef
     container_id: str
@@ -133,7 +133,8 @@ class Absence:
             elif len(self._found) >= KEPT:
                 return
             else:
-                self._found[container.id] = Unenforced(ref, container.id, reason)
+                plan = TO_DO if self._policy is AwayPolicy.REPORT else ""  # the others' is for `tend` to find out
+                self._found[container.id] = Unenforced(ref, container.id, reason, plan)
         if before is None:
             log.error("an annotated container runs unenforced", container=str(ref), reason=reason)
             self._tell(ref, reason)
@@ -153,7 +154,7 @@ class Absence:
     def _plan(self, one: Unenforced, now_s: float) -> tuple[str | None, float | None]:
         """What becomes of it, None for being stopped now; and since when it knows that it will be, if it will."""
         if self._policy is AwayPolicy.REPORT:
-            return "delete it, or set `annotations.whenAway: stop`", None
+            return TO_DO, None
         restarts = self._restart_policy(one.container.pod_uid)
         if restarts is None:
             return "it is not stopped: without the Kubernetes API it is not known whether it would start again", None

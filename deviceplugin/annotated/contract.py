@@ -151,15 +151,24 @@ def _memory_bytes(key: str, text: str) -> int:
     try:
         size_bytes = parse_bytes(text)
     except QuantityError as error:
-        raise ContractError(key, text, error.reason) from error
+        raise ContractError(key, text, f"{error.reason}{_part(text)}") from error
     if size_bytes < MIB:
         bare = text.isdigit() and size_bytes > 0
         meant = f', and a number without a suffix counts bytes; did you mean "{size_bytes}Mi"?' if bare else ""
-        raise ContractError(key, text, f"must be at least 1Mi{meant}")
+        raise ContractError(key, text, f"must be at least 1Mi{meant or _part(text)}")
     whole_bytes = -(-size_bytes // MIB) * MIB
     if whole_bytes > _MAX_BYTES:
         raise ContractError(key, text, f"must be at most {format_bytes(_MAX_BYTES)}")
     return whole_bytes
+
+
+def _part(text: str) -> str:
+    """What to do for who asks for a part of a GPU, empty for others."""
+    number = text.strip(_BLANKS)[:MAX_TEXT]
+    bare = number.removesuffix("%")
+    if not _NUMBER.fullmatch(bare) or (bare == number and not 0 < float(number) < 1):
+        return ""
+    return "; a fraction of a GPU is for the scheduler, which makes memory of it (annotation gpu-fraction)"
 
 
 def _mode(key: str, text: str) -> Mode:

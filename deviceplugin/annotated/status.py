@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 RENAME = "camel"
 STARTED_ALONE = "it was started while gpufrac was not there, and runs without its limit"
+TO_DO = "delete the pod, so that it is made again with its limit, or set `annotations.whenAway: stop`"
 CREATED_ALONE = "it was created while gpufrac was not there, so its start will be refused, and it will be made again"
 
 

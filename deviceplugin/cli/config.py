@@ -21,6 +21,7 @@ def check(file: str) -> None:
     """
     from deviceplugin.plan.enforcement import config_note
     from mpsd.config.load import load_config
+    from mpsd.config.notes import notes
 
     loaded = load_config(file)
     count = len(loaded.resources)
@@ -29,6 +30,8 @@ def check(file: str) -> None:
     for resource in loaded.resources:
         if note := config_note(resource, loaded.cdi.delivery):
             click.echo(f"note: {resource.name} will advertise 0{note}")
+    for text in notes(loaded):
+        click.echo(f"note: {text}")
 
 
 @config.command(epilog="Example: gpufrac config show /etc/gpufrac/config.yaml -o json")

@@ -110,7 +110,7 @@ def gpu_table(found: Sequence[GpuFacts]) -> tuple[tuple[str, ...], list[tuple[ob
                 size(account.granted_bytes) if account else None,
                 size(account.free_bytes) if account else None,
                 account.allocations if account else None,
-                gpu.reason,
+                gpu.reason or (account.kept if account else None),
             )
         )
     group = (*(("GROUP",) if grouped else ()), *(("SERVES",) if divided else ()))
@@ -127,6 +127,7 @@ def gpu_detail(gpu: GpuFacts) -> list[str]:
     if account:
         facts += [
             ("serves", account.serves if account.serves != "resources" else ""),
+            ("resources", account.kept),
             ("drained", account.drained),
             ("usable", size(account.usable_bytes)),
             ("granted", f"{size(account.granted_bytes)} in {counted(account.allocations, 'allocation')}"),

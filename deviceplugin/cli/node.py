@@ -1,6 +1,7 @@
 """`gpufrac status|resources|allocations|daemons`: what is on the node, read from both processes' sockets."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -23,7 +24,7 @@ from deviceplugin.cli.output import (
 )
 from deviceplugin.plan.view import daemon_reason, daemon_state
 from deviceplugin.selftest import record
-from deviceplugin.status import PluginStatus
+from deviceplugin.status import PluginStatus, ResourceStatus
 from mpsd.errors import GpufracError, NotReachableError
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
@@ -204,6 +205,7 @@ def resources(config_path: str | None, run_root: str | None, output: str) -> Non
     if output == "json":
         print_json(plugin.resources)
     else:
+        index = {gpu.uuid: gpu.index for gpu in plugin.gpus}
         rows = [
             (
                 r.name,
@@ -213,7 +215,7 @@ def resources(config_path: str | None, run_root: str | None, output: str) -> Non
                 r.listed,
                 r.held,
                 r.free,
-                r.registration_error or r.reason,
+                r.registration_error or r.reason or missing_shares(r, index),
             )
             for r in plugin.resources
         ]
@@ -222,6 +224,20 @@ def resources(config_path: str | None, run_root: str | None, output: str) -> Non
         if why := next((r.not_hard for r in plugin.resources if r.not_hard), ""):
             click.echo(f"hard: no: {why}.")
     node.note_down()
+
+
+def missing_shares(resource: ResourceStatus, index: Mapping[str, int]) -> str:
+    """Why shares are neither held nor to be had, by GPU and group; empty where there are none such (pure).
+
+    Args:
+        index: of each GPU by its UUID.
+    """
+    if resource.held + resource.free >= resource.listed:
+        return ""
+    where: dict[str, list[str]] = {}
+    for name, reason in resource.reasons.items():
+        where.setdefault(reason, []).append(f"GPU {index[name]}" if name in index else f"group {name}")
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in where.items())
 
 
 @click.command(epilog="Example: gpufrac allocations -o json")

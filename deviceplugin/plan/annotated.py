@@ -10,7 +10,7 @@ from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import client_room
-from deviceplugin.plan.enforcement import borrowed_from, burst_conflict, level, mps_level, not_hard, soft_bytes
+from deviceplugin.plan.enforcement import borrowed_from, burst_conflict, level, mps_level, not_hard, ones, soft_bytes
 from deviceplugin.plan.model import (
     ANNOTATED,
     Allocation,
@@ -60,7 +60,7 @@ def plan_container(
     refusal = (
         _not_for_annotated(gpus)
         or _too_large(ask, gpus)
-        or _spans(ask, gpus, group, accounts)
+        or _spans(ask, gpus, group, node, accounts)
         or _mode_conflict(ask, gpus, accounts, asked.request_bytes)
     )
     if refusal is None and not force:
@@ -158,14 +158,15 @@ def _too_large(ask: ContainerAsk, gpus: list[GpuView]) -> Refusal | None:
     return None
 
 
-def _spans(ask: ContainerAsk, gpus: list[GpuView], group: GroupView | None, accounts: Accounts) -> Refusal | None:
+def _spans(
+    ask: ContainerAsk, gpus: list[GpuView], group: GroupView | None, node: NodeView, accounts: Accounts
+) -> Refusal | None:
     """GPUs that no daemon serves together are fine only where none is needed: nobody borrows."""
     if group is not None:
         if reason := group.lost or group.blocked or group.unlisted:
             return Refusal(RefusalCode.NO_ROOM, f"{group.label} takes nothing new: {reason}")
         return None
-    names = ", ".join(str(gpu.index) for gpu in gpus)
-    where = f"GPU {names} {'are' if len(gpus) > 1 else 'is'} not one group of the node's config (`gpus.groups`)"
+    where = _groups_hit(gpus, node)
     todo = "name all GPUs of one group, or have them declared as a group"
     if ask.mode is not Mode.TIME_SLICING:
         return _invalid(f"{where}, and {ask.mode} needs one MPS daemon for all GPUs of a container: {todo}")
@@ -181,6 +182,18 @@ def _spans(ask: ContainerAsk, gpus: list[GpuView], group: GroupView | None, acco
             "these to end",
         )
     return None
+
+
+def _groups_hit(gpus: list[GpuView], node: NodeView) -> str:
+    """That GPUs are no group, and of which they are a part."""
+    named = {gpu.uuid for gpu in gpus}
+    names, are = ", ".join(str(gpu.index) for gpu in gpus), "are" if len(gpus) > 1 else "is"
+    hit = [group for group in node.groups.values() if group.group.declared and not named.isdisjoint(group.gpus)]
+    labels = " and ".join(group.label for group in hit)
+    if len(hit) == 1 and named < set(hit[0].gpus):
+        return f"GPU {names} {are} only a part of {labels}"
+    parts = f", but of {labels}" if hit else ""
+    return f"GPU {names} {are} not one group of the node's config (`gpus.groups`){parts}"
 
 
 def _not_enforceable(
@@ -211,7 +224,7 @@ def _not_enforceable(
             f"or newer), and that is not to be had here: {why}; or set gpu-compute.mode to sm-sharing"
         )
     return _invalid(
-        f"this node's `annotations.enforcement` demands {view.minimum} limits, and it gives {given} ones: {why}"
+        f"this node's `annotations.enforcement` demands {view.minimum} limits, and it gives {ones(given)}: {why}"
     )
 
 

@@ -33,6 +33,11 @@ def mps_level(mode: Mode) -> Enforcement:
     return Enforcement.COOPERATIVE if mode is Mode.SM_SHARING else Enforcement.NONE
 
 
+def ones(given: Enforcement) -> str:
+    """Limits of a level, as texts go on about limits."""
+    return "none" if given is Enforcement.NONE else f"{given} ones"
+
+
 def not_hard(delivery: Delivery, hard: HardAbility) -> str:
     """Why limits are not hard on this node, empty when they are."""
     if not hard.known:
@@ -55,7 +60,7 @@ def objection(resource: Resource, delivery: Delivery, hard: HardAbility) -> str:
         return ""
     if resource.enforcement is Enforcement.HARD:
         return (
-            f"it demands hard enforcement (driver r615 or newer), but this node enforces {given} limits only: "
+            f"it demands hard limits (driver r615 or newer), but this node enforces {ones(given)}: "
             f"{not_hard(delivery, hard)}; or lower its `enforcement`"
         )
     if delivery is Delivery.BOTH:

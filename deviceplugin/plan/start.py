@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from deviceplugin.plan.enforcement import UNKNOWN, mps_level
+from deviceplugin.plan.enforcement import UNKNOWN, mps_level, ones
 from deviceplugin.plan.model import Allocation, HardAbility
 from deviceplugin.plan.view import service_trouble
 from mpsd.config.model import Enforcement
@@ -15,6 +15,10 @@ from mpsd.snapshot import Attached, DaemonStatus, GpuStatus
 Gpus = Mapping[str, GpuStatus]
 """All GPUs that mpsd reports, by UUID."""
 WAITING = "waiting for the MPS daemon of"
+NO_CDI_OF_PLUGINS = (
+    "nothing sets its limit: this container runtime takes no CDI devices from NRI plugins: upgrade it to containerd "
+    "2.1 or CRI-O 1.34, or newer"
+)
 
 
 def start_objection(allocation: Allocation, gpus: Gpus, hard: HardAbility) -> str:
@@ -48,12 +52,16 @@ def hard_objection(allocation: Allocation, hard: HardAbility) -> str:
     if now is allocation:
         if allocation.container is not None and hard.starts_wait:
             return ""
+        if allocation.container is not None and hard.kind and not allocation.gpu_kind:
+            return NO_CDI_OF_PLUGINS  # others get their GPUs by CDI
         return hard.no_setter(allocation.gpu_kind)
     missing = "; ".join(hard.limits.missing)
     if allocation.may_borrow:
         return f"its limit is above its request, which needs hard limits, and this node has lost them: {missing}"
     if now.enforcement.rank < allocation.minimum.rank:
-        return f"it needs a {allocation.minimum} limit, and this node enforces {now.enforcement} ones by now: {missing}"
+        return (
+            f"it needs a {allocation.minimum} limit, and this node enforces {ones(now.enforcement)} by now: {missing}"
+        )
     return ""
 
 

@@ -44,8 +44,12 @@ NOT_KNOWN = HardAbility()
 REGROUPED = "the config groups its GPUs otherwise by now: it takes nothing new, and is regrouped once it holds nothing"
 
 SET_ASIDE = (
-    "it is set aside for annotated pods (`annotations.gpus`); `annotations.share: true` lets resources use it, too"
+    "its GPUs are set aside for annotated pods (`annotations.gpus`); `annotations.share: true` lets resources use "
+    "them, too"
 )
+"""Of a resource or a group."""
+FOR_ANNOTATED = "set aside for annotated pods: resources take nothing here"
+"""The same of one GPU."""
 
 RESERVED = "a scheduler's reservation pod holds it for annotated pods: resources take nothing new there"
 
@@ -245,7 +249,8 @@ def resource_view(
             unheld[group.name] = loose
     if not objection and not sizes:
         if any(group.members for group in by_name.values()):
-            objection = next(iter(unfit.values()), "no GPU of this node is open to it")
+            others = (reason for reason in unfit.values() if reason != SET_ASIDE)
+            objection = next(others, SET_ASIDE if unfit else "no GPU of this node is open to it")
         else:
             objection = "no GPU is known yet"
     slots = {name: slot_count(resource, by_name[name].usable_bytes, config.mps.client_limit) for name in sizes}

@@ -113,8 +113,8 @@ def notes(
     inputs = [key for key in INPUTS if key in pod.annotations]
     if inputs and not fractional and not scheduled:
         found.append(
-            f"annotation {', '.join(inputs)} is for a scheduler, which writes the keys of a container from it: nothing "
-            f"takes effect as it is; {_STAND_IN}"
+            f"{', '.join(inputs)}: for a scheduler, which writes the keys of a container from it: nothing takes effect "
+            f"as it is; {_STAND_IN}"
         )
     found += [
         f"container {name}: annotation {prefix}{name}{DEVICES} is missing, which a scheduler writes; {_STAND_IN}"

@@ -674,6 +674,8 @@ def _annotation_prefix(value: _Value) -> str | None:
     elif len(name) > _MAX_PREFIX_NAME:
         rest = "a container's name and a key such as .gpu-compute.portion must fit behind it into 63"
         value.note(f"the part behind the slash must be at most {_MAX_PREFIX_NAME} characters long: {rest}")
+    elif name and not name.endswith("."):
+        value.note(f"must end with a dot, as the container's name comes right behind it; did you mean {text}.?")
     else:
         return text
     return None
@@ -756,6 +758,8 @@ def _selection(entries: Mapping[str, _Value]) -> GpuSelection:
             include = _gpu_refs(value, at_least=1)
     if value := entries.get("exclude"):
         exclude = _gpu_refs(value, at_least=0) or ()
+        if include and set(include) <= set(exclude):
+            value.note("takes away every GPU that include names")
     return GpuSelection(include=include, exclude=exclude)
 
 

@@ -161,8 +161,8 @@ def test_two_halves_fit_though_the_scheduler_counts_what_the_node_keeps_back() -
 @pytest.mark.parametrize(
     ("text", "note"),
     [
-        (pod("a", fraction="0.5"), "annotation gpu-fraction is for a scheduler"),
-        (pod("a", memory="1024", count="2"), "annotation gpu-memory, gpu-fraction-num-devices is for a scheduler"),
+        (pod("a", fraction="0.5"), "gpu-fraction: for a scheduler"),
+        (pod("a", memory="1024", count="2"), "gpu-memory, gpu-fraction-num-devices: for a scheduler"),
     ],
 )
 def test_without_a_scheduler_its_inputs_have_no_effect(text: str, note: str) -> None:

@@ -179,7 +179,7 @@ def test_a_prefix_the_config_takes_leaves_room_for_a_key(suffix: str) -> None:
     room = 63 - len("a") - max(map(len, SUFFIXES))
 
     def config(length: int) -> NodeConfig:
-        prefix = f"example.com/{'c' * length}"
+        prefix = f"example.com/{'c' * (length - 1)}."
         return parse_config(f"{HEAD}annotations: {{gpus: {{include: all}}, prefix: {prefix}}}\n", "f")
 
     longest = config(room).annotations

@@ -146,7 +146,7 @@ def test_what_cannot_be_enforced_advertises_nothing_and_names_the_ways_out() -> 
     assert "sm-sharing" in reasons["gpufrac.dev/t"]
     assert "enforcement: none" in reasons["gpufrac.dev/t"]
     assert "r615" in reasons["gpufrac.dev/burst"]
-    assert "cooperative limits only" in reasons["gpufrac.dev/hard"]
+    assert "cooperative ones" in reasons["gpufrac.dev/hard"]
     assert "79Gi" in reasons["gpufrac.dev/big"]
 
 

@@ -15,8 +15,9 @@ from deviceplugin.annotated.status import (
     RefusedStatus,
     UnenforcedStatus,
 )
-from deviceplugin.attention import attention
+from deviceplugin.attention import ABANDONED, attention
 from deviceplugin.broker import DAEMON_GRACE_S
+from deviceplugin.plan.model import ANNOTATED
 from mpsd.snapshot import DaemonState, DaemonStatus
 from tests.builders import config, fixed, ready, reported, resource, snapshot, uuid
 from tests.world import World
@@ -152,6 +153,27 @@ def test_annotated_pods_are_told_by_what_is_wrong_with_them(world: World) -> Non
     ]
     gone = structs.replace(picture, annotated=annotated_status(runtime="", error="no such file"))
     assert "annotated pods are not served: no container runtime: no such file" in attention(None, gone)
+
+
+@pytest.mark.parametrize("plan", ["", "delete it"])
+def test_no_line_ends_in_the_air(world: World, plan: str) -> None:
+    one = UnenforcedStatus(namespace="ns", pod="n", container="c", reason=STARTED_ALONE, plan=plan)
+    lines = attention(None, structs.replace(world.picture(), annotated=annotated_status(unenforced=(one,))))
+    (line,) = [line for line in lines if STARTED_ALONE in line]
+    assert line.endswith(plan or STARTED_ALONE)
+
+
+def test_annotated_pods_that_nobody_serves_any_more_are_told_of(world: World) -> None:
+    picture = world.picture()
+    mine = structs.replace(picture.allocations[0], resource=ANNOTATED)
+    left = structs.replace(picture, allocations=(mine, *picture.allocations[1:]))
+    assert f"{mine.namespace}/{mine.pod}/{mine.container}: {ABANDONED}" in attention(None, left)
+    assert not [line for line in attention(None, picture) if ABANDONED in line], "shares are no annotated pods'"
+    assert not [
+        line for line in attention(None, structs.replace(left, annotated=annotated_status())) if ABANDONED in line
+    ]
+    gone = structs.replace(left, allocations=(structs.replace(mine, state="leaving"),))
+    assert not [line for line in attention(None, gone) if ABANDONED in line]
 
 
 def test_what_is_measured_of_annotated_pods(world: World) -> None:

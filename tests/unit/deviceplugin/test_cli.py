@@ -186,6 +186,15 @@ def test_the_examples_are_valid(example: str) -> None:
     assert (got.exit_code, got.stderr) == (0, "")
 
 
+def test_what_a_valid_config_will_not_do_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    annotations = "annotations: {gpus: {include: all}, share: true, whenAway: stop}"
+    file.write_text(f"apiVersion: gpufrac.dev/v1\nkind: NodeConfig\n{annotations}\n")
+    got = run("config", "check", str(file))
+    assert got.exit_code == 0
+    assert "note: `annotations.whenAway: stop` will stop nothing" in got.output
+
+
 def test_output_that_cannot_be_written_is_one_sentence() -> None:
     with open("/dev/full", "wb") as full:
         got = subprocess.run(

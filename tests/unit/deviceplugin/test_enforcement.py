@@ -79,7 +79,7 @@ def test_the_two_ways_out_are_named() -> None:
     assert "sm-sharing" in reasons["sliced"]
     assert "`enforcement: none`" in reasons["sliced"]
     assert "set the limit equal to the request" in reasons["burst"]
-    assert "cooperative limits only" in reasons["hard"]
+    assert "cooperative ones" in reasons["hard"]
     assert "r615" in reasons["hard"]
     assert "lower its `enforcement`" in reasons["hard"]
 

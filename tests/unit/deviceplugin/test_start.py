@@ -1,12 +1,22 @@
 """When a container may start, and what it mounts."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 from msgspec import structs
 
-from deviceplugin.plan.model import Allocation, HardAbility
-from deviceplugin.plan.start import loosened, pipe_directory, start_objection, starts_as
+from deviceplugin.annotated.adjust import takes_cdi
+from deviceplugin.nri.model import Runtime
+from deviceplugin.plan.model import Allocation, ContainerRef, HardAbility
+from deviceplugin.plan.start import (
+    NO_CDI_OF_PLUGINS,
+    hard_objection,
+    loosened,
+    pipe_directory,
+    start_objection,
+    starts_as,
+)
 from mpsd.config.model import GIB, Enforcement
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import Attached, DaemonState, DaemonStatus, GpuStatus
@@ -134,6 +144,39 @@ def test_what_was_granted_hard_starts_as_the_node_can_and_its_resource_accepts(
     assert said in got if said else got == ""
     if level is not None:
         assert starts_as(live, ability).enforcement in level
+
+
+@pytest.mark.parametrize(
+    ("ability", "changes", "said"),
+    [
+        ({}, {"gpu_kind": ""}, NO_CDI_OF_PLUGINS),
+        ({"kind": ""}, {"gpu_kind": ""}, "nvidia runtime"),
+        ({}, {"gpu_kind": PLAIN_KIND}, "has no hook"),
+        ({}, {}, ""),
+        ({"starts_wait": True}, {"gpu_kind": ""}, ""),
+    ],
+)
+def test_who_sets_no_limit_of_an_annotated_container_is_named(
+    ability: dict[str, object], changes: dict[str, object], said: str
+) -> None:
+    ref = ContainerRef(namespace="ns", pod="p", pod_uid="u", container="c")
+    live = hard(Mode.TIME_SLICING, container=ref, **changes)
+    got = hard_objection(live, structs.replace(HARD, **({"starts_wait": False} | ability)))
+    assert said in got if said else got == ""
+
+
+def test_the_runtimes_named_are_the_first_that_take_cdi_devices_of_plugins() -> None:
+    versions = re.findall(r"(containerd|CRI-O) (\d+)\.(\d+)", NO_CDI_OF_PLUGINS)
+    assert len(versions) == 2
+    for name, major, minor in versions:
+        assert takes_cdi(Runtime(name=name.lower(), version=f"{major}.{minor}.0"))
+        assert not takes_cdi(Runtime(name=name.lower(), version=f"{major}.{int(minor) - 1}.9"))
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_level_that_is_lost_is_told_in_english(mode: Mode) -> None:
+    got = hard_objection(hard(mode, minimum=Enforcement.HARD), NOT_HARD)
+    assert ("enforces none by now" if mode is Mode.TIME_SLICING else "enforces cooperative ones by now") in got
 
 
 @pytest.mark.parametrize(

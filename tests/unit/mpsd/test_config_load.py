@@ -880,9 +880,36 @@ def test_gpus_set_aside_are_shared_ones(gpus: str, rule: str | None) -> None:
         assert the_problem(content) == f"4: annotations.gpus.include: {rule}"
 
 
+@pytest.mark.parametrize("where", ["gpus", "annotations.gpus", "resources[0].gpus"])
+@pytest.mark.parametrize(
+    ("include", "exclude", "empty"),
+    [
+        ("[0]", "[0]", True),
+        ("[0, 1]", "[2, 1, 0]", True),
+        (f"[{UUID_A}]", f"[{UUID_A}]", True),
+        ("[0, 1]", "[0]", False),
+        ("[0]", f"[{UUID_A}]", False),
+        ("all", "[0]", False),
+        ("[0]", "[]", False),
+    ],
+)
+def test_a_selection_that_can_match_nothing(where: str, include: str, exclude: str, empty: bool) -> None:
+    gpus = f"gpus: {{include: {include}, exclude: {exclude}}}"
+    share = f"{{name: a.b/c, memory: {{request: 8Gi}}, compute: {{mode: sm-sharing}}, {gpus}}}"
+    content = {
+        "gpus": f"{MINIMAL}{gpus}\n",
+        "annotations.gpus": f"{HEAD}annotations: {{{gpus}}}\n",
+        "resources[0].gpus": f"{HEAD}resources: [{share}]\n",
+    }[where]
+    if empty:
+        assert the_problem(content).endswith(f"{where}.exclude: takes away every GPU that include names")
+    else:
+        parse_config(content, "f")
+
+
 @pytest.mark.parametrize(
     "prefix",
-    ["", "nvidia.com/container.", "example.com/", "x/C_1-", f"{'a' * 253}/{'b' * 42}", "a.b-c.d/e..", "nvidia.com/c"],
+    ["", "nvidia.com/container.", "example.com/", "x/C_1-.", f"{'a' * 253}/{'b' * 41}.", "a.b-c.d/e.."],
 )
 def test_prefixes(prefix: str) -> None:
     config = parse_config(f'{HEAD}annotations: {{gpus: {{include: all}}, prefix: "{prefix}"}}\n', "f")
@@ -903,6 +930,10 @@ def test_prefixes(prefix: str) -> None:
         ("nvidia.com/.c", PREFIX_NAME),
         ("nvidia.com/c ", PREFIX_NAME),
         (f"a/{'b' * 43}", f"the part behind the slash must be at most 42 characters long: {FIT}"),
+        *(
+            (text, f"must end with a dot, as the container's name comes right behind it; did you mean {text}.?")
+            for text in ("nvidia.com/container", "x/C_1-", "a/b.c")
+        ),
     ],
 )
 def test_bad_prefixes(prefix: str, rule: str) -> None:

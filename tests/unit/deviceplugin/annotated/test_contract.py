@@ -20,6 +20,7 @@ from mpsd.gpu.model import MIB, Mode
 
 PREFIX = "nvidia.com/container."
 GIB_MIB = 1024
+PART = "; a fraction of a GPU is for the scheduler, which makes memory of it (annotation gpu-fraction)"
 QUANTITY = "must be a Kubernetes quantity such as 8Gi, 512Mi or 1G"
 MODES = "must be time-slicing or sm-sharing"
 PORTION_RULE = "must be a decimal number greater than 0 and at most 1"
@@ -290,7 +291,13 @@ BAD_SIZES = [
     ("0x10", QUANTITY),
     ("1_000", f'{QUANTITY}; did you mean "1000"?'),
     ("0.5Gi,", QUANTITY),
-    ("50%", QUANTITY),
+    ("50%", f"{QUANTITY}{PART}"),
+    ("0.5", f"must be at least 1Mi{PART}"),
+    ("abc%", QUANTITY),
+    (".25", f"must be at least 1Mi{PART}"),
+    ("5e-1", f"must be at least 1Mi{PART}"),
+    ("0", "must be at least 1Mi"),
+    ("0.5k", "must be at least 1Mi"),
     ("NaN", QUANTITY),
     ("\u0664Gi", QUANTITY),
     ("8Ei", "must be at most 9223372036854775807 (2^63-1)"),

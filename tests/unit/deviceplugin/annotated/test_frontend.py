@@ -1,6 +1,7 @@
 """What a container runtime is answered for annotated pods, with everything around the front end faked."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,8 +11,12 @@ from msgspec import structs
 from deviceplugin.annotated import absence
 from deviceplugin.annotated.absence import NOTICE_S, STOP_EVERY_S
 from deviceplugin.annotated.frontend import FRESH_S, AnnotatedFrontend, reference
+from deviceplugin.annotated.status import TO_DO
+from deviceplugin.attention import attention
+from deviceplugin.cli.node import missing_shares
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod, Refused, Runtime
 from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.plan.view import FOR_ANNOTATED, RESERVED, SET_ASIDE
 from deviceplugin.podpresence import GONE_S
 from mpsd.config.model import (
     AnnotationsConfig,
@@ -47,9 +52,6 @@ class Said:
 
     def pod(self, namespace: str, name: str, uid: str, type: str, reason: str, message: str) -> None:  # noqa: A002
         self.events.append((f"{namespace}/{name}", reason, message))
-
-    def node(self, type: str, reason: str, message: str) -> None:  # noqa: A002
-        raise AssertionError("nothing is said of the node")
 
     def stop(self, container_id: str) -> str:
         self.stopped.append(container_id)
@@ -299,7 +301,9 @@ def test_a_declared_group_serves_both_modes(tmp_path: Path) -> None:
     node.create(pod(keys(request="4Gi", limit="8Gi", mode="sm-sharing", devices="0,1")), container())
     assert node.broker.allocations()[0].group == "pair0"
     alone = pod(keys(limit="4Gi", mode="sm-sharing"), "q")
-    assert "not one group" in node.refusal(lambda: node.create(alone, container()))
+    text = node.refusal(lambda: node.create(alone, container()))
+    assert "GPU 0 is only a part of group pair0 (GPU 1, 0)" in text
+    assert "not one group" not in text
 
 
 def test_annotated_containers_and_shares_never_get_more_than_there_is(node: Node) -> None:
@@ -379,9 +383,70 @@ def test_gpus_set_aside_are_for_annotated_pods_only_and_the_others_for_resources
     published = node.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
     assert published is not None
     assert {d.id.partition("::")[0] for d in published.advertisement.devices} == {uuid(0)}
-    assert dict(published.advertisement.group_reasons)[uuid(1)].startswith("it is set aside for annotated pods")
+    assert dict(published.advertisement.group_reasons)[uuid(1)].startswith("its GPUs are set aside for annotated pods")
     assert "`annotations.gpus`" in node.refusal(lambda: node.create(pod(keys(limit="1Gi")), container()))
     node.create(pod(keys(limit="1Gi", devices="1")), container())
+
+
+@pytest.mark.parametrize("held", ["reserved", "set aside", "shared"])
+def test_why_resources_take_nothing_on_a_gpu_of_annotated_pods_is_shown(tmp_path: Path, held: str) -> None:
+    changes = annotated(gpus=(1,), share=held != "set aside")
+    node = Node(tmp_path, config(resource("a", fixed(8)), annotations=changes))
+    if held == "reserved":
+        reserve(node, 1)
+        node.observe()
+    node.broker.publish()
+    picture = node.picture()
+    said = {"reserved": RESERVED, "set aside": FOR_ANNOTATED, "shared": ""}[held]
+    assert [(gpu.kept, gpu.reason) for gpu in picture.gpus] == [("", ""), (said, "")]
+    (row,) = picture.resources
+    index = {gpu.uuid: gpu.index for gpu in picture.gpus}
+    assert missing_shares(row, index) == (f"GPU 1: {RESERVED}" if held == "reserved" else "")
+    assert not any("annotated" in line for line in attention(None, picture)), "it is as it should be"
+
+
+def test_a_node_without_resources_has_nothing_to_say_of_them(tmp_path: Path) -> None:
+    node = Node(tmp_path, config(annotations=annotated(share=False)))
+    assert [gpu.kept for gpu in node.picture().gpus] == ["", ""]
+
+
+def test_what_is_set_aside_is_named(tmp_path: Path) -> None:
+    cfg = config(resource("a", fixed(8)), resource("b", fixed(90)), annotations=annotated(gpus=(0, 1), share=False))
+    view = Node(tmp_path / "all", cfg).broker.inspect().view
+    assert {resource.objection for resource in view.resources.values()} == {SET_ASIDE}
+    some = structs.replace(cfg, annotations=annotated(gpus=(0,), share=False))
+    view = Node(tmp_path / "some", some).broker.inspect().view
+    assert view.resources["gpufrac.dev/a"].objection == ""
+    assert "usable" in view.resources["gpufrac.dev/b"].objection, "what is wrong with the GPUs it could have"
+
+
+PAIRED = "GPU 0, 1 are not one group of the node's config (`gpus.groups`), but of group a0 (GPU 0) and group b0 (GPU 1)"
+
+
+@pytest.mark.parametrize(
+    ("groups", "devices", "said"),
+    [
+        ((("pair0", (1, 0)),), "0", "GPU 0 is only a part of group pair0 (GPU 1, 0)"),
+        ((("pair0", (1, 0)),), "1", "GPU 1 is only a part of group pair0 (GPU 1, 0)"),
+        ((("a0", (0,)), ("b0", (1,))), "0,1", PAIRED),
+        ((("b0", (1,)),), "0,1", "are not one group of the node's config (`gpus.groups`), but of group b0 (GPU 1)"),
+        ((), "0,1", "GPU 0, 1 are not one group of the node's config (`gpus.groups`), and"),
+    ],
+)
+def test_gpus_that_are_no_group_are_told_by_the_groups_they_are_of(
+    tmp_path: Path, groups: tuple[tuple[str, tuple[int, ...]], ...], devices: str, said: str
+) -> None:
+    node = Node(tmp_path, config(annotations=annotated(), groups=groups))
+    asks = pod(keys(limit="4Gi", mode="sm-sharing", devices=devices))
+    assert said in node.refusal(lambda: node.create(asks, container()))
+
+
+def test_a_level_below_the_least_is_told_in_english(tmp_path: Path) -> None:
+    node = Node(tmp_path, config(annotations=annotated(enforcement=Enforcement.HARD)), hard=False)
+    for mode, given in (("sm-sharing", "cooperative ones"), ("time-slicing", "none")):
+        asks = pod(keys(limit="4Gi", mode=mode))
+        text = node.refusal(partial(node.create, asks, container()))
+        assert f"demands hard limits, and it gives {given}: " in text
 
 
 def test_a_container_that_may_not_start_yet_is_refused_and_keeps_its_place(node: Node) -> None:
@@ -846,6 +911,15 @@ def test_by_default_nobody_is_stopped(node: Node) -> None:
         node.frontend.tend()
     assert node.said.stopped == []
     assert "annotations.whenAway: stop" in node.frontend.report.unenforced[0].plan
+
+
+@pytest.mark.parametrize("policy", AwayPolicy)
+def test_what_to_do_is_said_at_once_where_it_is_known(tmp_path: Path, policy: AwayPolicy) -> None:
+    node = Node(tmp_path, config(annotations=annotated(when_away=policy)))
+    away(node)
+    (one,) = node.frontend.report.unenforced
+    assert (one.plan == TO_DO) is (policy is AwayPolicy.REPORT)
+    assert "delete the pod" in TO_DO
 
 
 @pytest.mark.parametrize(
