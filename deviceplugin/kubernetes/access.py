@@ -19,7 +19,6 @@ import msgspec
 
 from deviceplugin.kubernetes.errors import AccessError, shown
 
-OFF = "off"
 IN_CLUSTER = "in-cluster"
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where the kubelet mounts the token and the server's CA."""

@@ -40,7 +40,6 @@ MAX_OBJECT_BYTES = 16 << 20
 """etcd takes 1.5 MiB per object; escaped as JSON it may be six times as long."""
 
 STRATEGIC_MERGE = "application/strategic-merge-patch+json"
-MERGE = "application/merge-patch+json"
 
 log = get_logger("kubernetes")
 
@@ -119,11 +118,9 @@ class ApiClient:
     def post(self, path: str, body: object, result: type[T], *, timeout_s: float | None = None) -> T:
         return self._object("POST", path, msgspec.json.encode(body), "application/json", result, timeout_s)
 
-    def patch(
-        self, path: str, body: object, result: type[T], *, kind: str = STRATEGIC_MERGE, timeout_s: float | None = None
-    ) -> T:
+    def patch(self, path: str, body: object, result: type[T], *, timeout_s: float | None = None) -> T:
         """Changes what `body` names; the object as it is then."""
-        return self._object("PATCH", path, msgspec.json.encode(body), kind, result, timeout_s)
+        return self._object("PATCH", path, msgspec.json.encode(body), STRATEGIC_MERGE, result, timeout_s)
 
     def list(self, path: str, query: Query, item: type[T], *, timeout_s: float | None = None) -> tuple[list[T], str]:
         """The objects of a list and its resource version. No more than one of them is held undecoded."""

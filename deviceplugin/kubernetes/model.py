@@ -42,7 +42,6 @@ class Events(Protocol):
     """Takes what users should read in `kubectl describe`. Never blocks, never fails."""
 
     def pod(self, namespace: str, name: str, uid: str, kind: EventType, reason: str, message: str) -> None: ...
-    def node(self, kind: EventType, reason: str, message: str) -> None: ...
 
 
 class Pods(Protocol):
@@ -51,22 +50,15 @@ class Pods(Protocol):
     def restart_policy(self, uid: str) -> str | None:
         """None where the pod is not known."""
 
-    def container_names(self, uid: str) -> tuple[str, ...] | None:
-        """Of init containers and containers; None where the pod is not known."""
-
 
 class NoEvents:
     """Events without an API server: nobody hears of them."""
 
     def pod(self, namespace: str, name: str, uid: str, kind: EventType, reason: str, message: str) -> None: ...
-    def node(self, kind: EventType, reason: str, message: str) -> None: ...
 
 
 class NoPods:
     """Pods without an API server: none is known."""
 
     def restart_policy(self, uid: str) -> str | None:
-        return None
-
-    def container_names(self, uid: str) -> tuple[str, ...] | None:
         return None

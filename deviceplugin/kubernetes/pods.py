@@ -21,7 +21,6 @@ from mpsd.log import get_logger
 DEFAULT_GRACE_S = 30.0
 MAX_PODS = 2000
 """A kubelet takes 110 unless told otherwise."""
-MAX_CONTAINERS = 200
 MAX_TOLD = 4000
 MAX_CALLS = 1000
 RETRY_FIRST_S, RETRY_LAST_S = 0.5, 60.0
@@ -47,14 +46,8 @@ class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     deletion_grace_period_seconds: int | None = None
 
 
-class _Container(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
 class _Spec(msgspec.Struct, frozen=True, rename="camel"):
     restart_policy: str = "Always"
-    containers: tuple[_Container, ...] | None = None
-    init_containers: tuple[_Container, ...] | None = None
 
 
 class ApiPod(msgspec.Struct, frozen=True):
@@ -74,7 +67,6 @@ class Deleting(msgspec.Struct, frozen=True):
 class _Kept(msgspec.Struct, frozen=True):
     ref: PodRef
     restart_policy: str
-    containers: tuple[str, ...]
 
 
 class PodTable:
@@ -132,9 +124,7 @@ def _ref(pod: ApiPod) -> PodRef:
 
 
 def _kept(pod: ApiPod) -> _Kept:
-    containers = (*(pod.spec.init_containers or ()), *(pod.spec.containers or ()))
-    names = tuple(container.name for container in containers[:MAX_CONTAINERS])
-    return _Kept(_ref(pod), pod.spec.restart_policy, names)
+    return _Kept(_ref(pod), pod.spec.restart_policy)
 
 
 class PodWatch:
@@ -173,10 +163,6 @@ class PodWatch:
     def restart_policy(self, uid: str) -> str | None:
         kept = self._table.get(uid)
         return None if kept is None else kept.restart_policy
-
-    def container_names(self, uid: str) -> tuple[str, ...] | None:
-        kept = self._table.get(uid)
-        return None if kept is None else kept.containers
 
     def start(self) -> None:
         self._calls.start()

@@ -172,7 +172,7 @@ def test_what_status_shows(world: World) -> None:
 def test_a_server_that_comes_after_us_and_goes_and_comes_again(world: World) -> None:
     world.server.stop()
     world.api.start()
-    world.api.events.node("Normal", "Started", "hello")
+    world.api.events.pod("default", "p", "uid-p", "Normal", "Started", "hello")
     assert world.wait(lambda: "Connection refused" in world.state.error)
     assert world.state.connected is False
     world.server.start()
@@ -196,7 +196,7 @@ def test_a_server_gone_mad_and_back(world: World, monkeypatch: pytest.MonkeyPatc
         client._timeout_s = 0.5
     world.server.fault(fault)
     world.api.start()
-    world.api.events.node("Normal", "Started", "hello")
+    world.api.events.pod("default", "p", "uid-p", "Normal", "Started", "hello")
     assert world.wait(lambda: world.state.error != "")
     world.server.heal()
     assert world.works()
@@ -207,7 +207,7 @@ def test_closing_never_takes_long(world: World, fault: Fault | None) -> None:
     if fault is not None:
         world.server.fault(fault)
     world.api.start()
-    world.api.events.node("Normal", "Started", "hello")
+    world.api.events.pod("default", "p", "uid-p", "Normal", "Started", "hello")
     assert world.wait(lambda: len({r.right[1] for r in world.server.requests}) == 3 or fault is None)
     assert world.close() < CLOSE_S
 

@@ -135,7 +135,7 @@ CALLS: dict[str, Callable[[ApiClient], object]] = {
 def test_faults(
     server: StubApiServer, short_tmp: Path, fault: Fault, call: Callable[[ApiClient], object], reused: bool
 ) -> None:
-    client = client_of(short_tmp, server, timeout_s=0.5 if fault in (Fault.HANG, Fault.DRIP) else 5.0)
+    client = client_of(short_tmp, server, timeout_s=0.15 if fault in (Fault.HANG, Fault.DRIP) else 5.0)
     if reused:
         assert name(client) == "n1"
     server.fault(fault)
