@@ -66,7 +66,7 @@ SELECTIONS = st.builds(
     GpuSelection,
     include=st.none() | st.lists(REFS, min_size=1, max_size=4, unique=True).map(tuple),
     exclude=st.lists(REFS, max_size=3, unique=True).map(tuple),
-)
+).filter(lambda selection: selection.include is None or not set(selection.include) <= set(selection.exclude))
 
 
 @st.composite
@@ -88,7 +88,7 @@ def resources(draw: st.DrawFn, name: str, groups: list[str]) -> Resource:
 PREFIXES = st.just("") | st.builds(
     "{}/{}".format,
     st.lists(LABELS, min_size=1, max_size=3).map(".".join),
-    st.just("") | st.from_regex(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,20}", fullmatch=True),
+    st.just("") | st.from_regex(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,19}\.", fullmatch=True),
 )
 
 
