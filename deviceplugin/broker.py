@@ -401,11 +401,12 @@ class Broker:
                 self._rebuild()
                 self._mark_dirty()
 
-    def set_starts_wait(self, starts_wait: bool) -> None:
-        """Whether the container runtime keeps a program from starting when we say so."""
+    def set_runtime(self, *, starts_wait: bool, takes_cdi: bool) -> None:
+        """Whether the container runtime keeps a program from starting when we say so, and takes CDI devices from us."""
         with self._lock:
-            if starts_wait != self._hard.starts_wait:
-                self._hard = structs.replace(self._hard, starts_wait=starts_wait)
+            hard = structs.replace(self._hard, starts_wait=starts_wait, takes_cdi=takes_cdi)
+            if hard != self._hard:
+                self._hard = hard
                 self._rebuild()
                 self._mark_dirty()
 

@@ -166,7 +166,7 @@ class AnnotatedFrontend:
     def connected(self, runtime: Runtime) -> None:
         self._by_cdi = takes_cdi(runtime)
         self._pids_tell = runtime.name.lower() == "containerd"  # others may have no process for a sandbox
-        self._broker.set_starts_wait(starts_wait(runtime))
+        self._broker.set_runtime(starts_wait=starts_wait(runtime), takes_cdi=self._by_cdi)
         patience = min(1.0, runtime.request_timeout_s / PATIENCE_S)
         self._attach_s, self._start_s = ATTACH_S * patience, START_S * patience
         self._unguarded = self._find_unguarded(runtime)

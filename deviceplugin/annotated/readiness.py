@@ -47,7 +47,7 @@ def readiness(
         return no("GPUDriverVersionMissing", "the version of the GPU driver is not known")
     if not hard.known:
         return no("Pending", "whether memory limits can be hard is not known yet")
-    missing = not_hard(Delivery.CDI, hard.set_by_nri())
+    missing = not_hard(Delivery.CDI, hard.of_annotated())
     if missing and config.enforcement is Enforcement.HARD:
         old = int(major) < MIN_DRIVER
         return no("GPUDriverVersionUnsupported" if old else "NotReady", f"memory limits can't be hard here: {missing}")

@@ -52,6 +52,10 @@ NOT_PROBED = HardLimits().missing
 """What is missing before mpsd has looked, or where it is of a version that does not."""
 
 
+NO_CDI_OF_PLUGINS = (
+    "nothing sets its limit: this container runtime takes no CDI devices from NRI plugins: upgrade it to containerd "
+    "2.1 or CRI-O 1.34, or newer"
+)
 NRI_SETTER = "nri"
 """Stands for a CDI kind with the hook."""
 
@@ -62,13 +66,15 @@ class HardAbility(msgspec.Struct, frozen=True):
 
     `kind` is the CDI kind that new containers get their GPUs from, empty for none; `hooked` are the kinds that carry
     the toolkit's hook for every GPU. `starts_wait`: the runtime keeps a program from starting when we say so, so that
-    annotated containers, whose limits we set ourselves, need no hook.
+    annotated containers, whose limits we set ourselves, need no hook; others need the runtime to take our CDI devices
+    (`takes_cdi`).
     """
 
     limits: HardLimits = HardLimits()
     kind: str = ""
     hooked: frozenset[str] = frozenset()
     starts_wait: bool = True
+    takes_cdi: bool = True
 
     @property
     def known(self) -> bool:
@@ -96,11 +102,13 @@ class HardAbility(msgspec.Struct, frozen=True):
             )
         return ""
 
-    def set_by_nri(self) -> "HardAbility":
-        """The same for containers whose limits we set ourselves before they start."""
-        if not self.starts_wait:
+    def of_annotated(self) -> "HardAbility":
+        """The same for annotated containers: we set their limits, or else the hook of their GPUs does."""
+        if self.starts_wait:
+            return msgspec.structs.replace(self, kind=NRI_SETTER, hooked=frozenset((NRI_SETTER,)))
+        if self.takes_cdi or not self.kind or not self.known:
             return self
-        return msgspec.structs.replace(self, kind=NRI_SETTER, hooked=frozenset((NRI_SETTER,)))
+        return msgspec.structs.replace(self, limits=HardLimits(missing=(*self.limits.missing, NO_CDI_OF_PLUGINS)))
 
     def hoped(self) -> "HardAbility":
         """The same, if mpsd finds nothing missing."""

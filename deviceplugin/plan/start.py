@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from deviceplugin.plan.enforcement import UNKNOWN, mps_level, ones
-from deviceplugin.plan.model import Allocation, HardAbility
+from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, HardAbility
 from deviceplugin.plan.view import service_trouble
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import GpuHealth
@@ -15,10 +15,6 @@ from mpsd.snapshot import Attached, DaemonStatus, GpuStatus
 Gpus = Mapping[str, GpuStatus]
 """All GPUs that mpsd reports, by UUID."""
 WAITING = "waiting for the MPS daemon of"
-NO_CDI_OF_PLUGINS = (
-    "nothing sets its limit: this container runtime takes no CDI devices from NRI plugins: upgrade it to containerd "
-    "2.1 or CRI-O 1.34, or newer"
-)
 
 
 def start_objection(allocation: Allocation, gpus: Gpus, hard: HardAbility) -> str:

@@ -150,7 +150,7 @@ def node_view(
     if config.annotations is not None:
         annotated = AnnotatedView(
             config.annotations.enforcement,
-            hard.set_by_nri(),
+            hard.of_annotated(),
             share=config.annotations.share,
             reduces=config.annotations.shortfall is ShortfallPolicy.REDUCE,
         )

@@ -8,9 +8,8 @@ from msgspec import structs
 
 from deviceplugin.annotated.adjust import takes_cdi
 from deviceplugin.nri.model import Runtime
-from deviceplugin.plan.model import Allocation, ContainerRef, HardAbility
+from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, ContainerRef, HardAbility
 from deviceplugin.plan.start import (
-    NO_CDI_OF_PLUGINS,
     hard_objection,
     loosened,
     pipe_directory,

@@ -628,6 +628,17 @@ def test_where_a_start_cant_be_refused_a_hard_limit_needs_the_toolkits_hook(tmp_
     assert "has no hook `apply-cuda-memory-limits`" in text
 
 
+def test_where_neither_we_nor_the_hook_can_set_a_limit_none_is_granted(tmp_path: Path) -> None:
+    """CRI-O that takes no CDI devices from plugins: what MPS gives is left."""
+    node = Node(tmp_path, config(annotations=annotated()), Runtime(name="cri-o", version="1.33.0"))
+    text = node.refusal(lambda: node.create(pod(keys(limit="8Gi")), container()))
+    assert "takes no CDI devices from NRI plugins: upgrade it" in text
+    assert "or set gpu-compute.mode to sm-sharing" in text
+    assert node.holds_nothing(), "it would wait for ever"
+    node.create(pod(keys(limit="8Gi", mode="sm-sharing")), container())
+    assert [a.enforcement for a in node.broker.allocations()] == [Enforcement.COOPERATIVE]
+
+
 def test_a_plan_that_outlived_its_hard_limit_starts_as_what_is_left_of_it(node: Node) -> None:
     ask = pod(keys(limit="8Gi", mode="sm-sharing"))
     node.create(ask, container())

@@ -1,6 +1,7 @@
 """What a scheduler is told of the node."""
 
 import pytest
+from msgspec import structs
 
 from deviceplugin.annotated.frontend import FrontendReport
 from deviceplugin.annotated.readiness import readiness
@@ -25,6 +26,12 @@ KNOWN = FrontendReport(synchronized=True)
             "False",
             "NotReady",
             "nothing is known to set limits",
+        ),
+        (
+            {"hard": structs.replace(HARD, starts_wait=False, takes_cdi=False), "minimum": Enforcement.HARD},
+            "False",
+            "NotReady",
+            "takes no CDI devices from NRI plugins",
         ),
         ({"driver_version": None}, "False", "GPUDriverVersionMissing", "driver"),
         ({"driver_version": "garbage"}, "False", "GPUDriverVersionMissing", "driver"),
