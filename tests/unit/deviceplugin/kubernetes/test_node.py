@@ -173,9 +173,9 @@ def test_what_flaps_does_not_wear_the_server_out(world: World, monkeypatch: pyte
     monkeypatch.setattr(node_module, "CHANGES", 3)
     monkeypatch.setattr(node_module, "CHANGE_EVERY_S", 0.5)
     monkeypatch.setattr(node_module, "GAP_S", 0.0)
+    begun_s = time.monotonic()
     world.reporter = world.make()
     world.reporter.start()
-    begun_s = time.monotonic()
     for number in range(50):
         said = f"{number} containers wait"
         world.say(NodeReadiness("False", "NotReady", said))
