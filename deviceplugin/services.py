@@ -25,6 +25,7 @@ from deviceplugin.kubelet.watch import DirectoryWatch, Identity, socket_identity
 from deviceplugin.kubernetes.frontend import OFF, KubernetesApi
 from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.metrics import MetricsServer
+from deviceplugin.nodeevents import WedgeNews
 from deviceplugin.plan.model import newer
 from deviceplugin.status import PluginStatus, plugin_status
 from mpsd.config.model import NodeConfig
@@ -242,6 +243,7 @@ class Services:
 
     def _watch_mpsd(self) -> None:
         instance, generation, answering = "", -1, True
+        wedges = WedgeNews(self._kubernetes.events)
         while not self._stop.is_set():
             begun_s = time.monotonic()
             try:
@@ -260,6 +262,7 @@ class Services:
                 if new or newer(known, snapshot.hard_limits) != known:
                     self._devices.choose(snapshot)  # before a share of a new GPU, or at a new level, can be granted
                 self._broker.observe_snapshot(snapshot)
+                wedges.observe(snapshot)
                 self._kubernetes.wake()
                 if returned:
                     self._keeper.mpsd_returned()

@@ -1,4 +1,4 @@
-"""Events on pods: what users read in `kubectl describe`.
+"""Events on pods and on our node: what users read in `kubectl describe`.
 
 Whoever records one never waits: a bounded queue, one thread that sends. What repeats is counted in the event that is
 there already. Texts come from annotations, which anybody may write.
@@ -34,6 +34,8 @@ from deviceplugin.kubernetes.pacing import Backoff, Bucket
 from mpsd.log import get_logger
 
 COMPONENT = "gpufrac"
+NODE_NAMESPACE = "default"
+"""Where events of nodes live (legacyValidateEvent in pkg/apis/core/validation/events.go)."""
 
 MAX_QUEUED = 256
 MAX_QUEUED_PER_OBJECT = 16
@@ -59,7 +61,7 @@ log = get_logger("kubernetes")
 
 
 class EventKey(msgspec.Struct, frozen=True):
-    """What makes two events the same: the pod, and all that is said of it."""
+    """What makes two events the same. `namespace` is empty for a node."""
 
     namespace: str
     name: str
@@ -71,6 +73,10 @@ class EventKey(msgspec.Struct, frozen=True):
     @property
     def subject(self) -> tuple[str, str, str]:
         return self.namespace, self.name, self.uid
+
+    @property
+    def event_namespace(self) -> str:
+        return self.namespace or NODE_NAMESPACE
 
     @property
     def event_name(self) -> str:
@@ -167,11 +173,13 @@ def cleaned(message: str) -> str:
 def event_body(pending: Pending, node: str) -> dict[str, Any]:
     """The core/v1 Event (pure)."""
     key = pending.key
-    involved = {"apiVersion": "v1", "kind": "Pod", "namespace": key.namespace, "name": key.name, "uid": key.uid}
+    involved = {"apiVersion": "v1", "kind": "Pod" if key.namespace else "Node", "name": key.name, "uid": key.uid}
+    if key.namespace:
+        involved["namespace"] = key.namespace
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"namespace": key.namespace, "name": key.event_name},
+        "metadata": {"namespace": key.event_namespace, "name": key.event_name},
         "involvedObject": involved,
         "type": key.kind,
         "reason": key.reason,
@@ -228,6 +236,16 @@ class EventRecorder:
             self._add(EventKey(namespace, name, cleaned(uid)[:128], kind, reason, cleaned(message)))
         else:
             self._refuse(1, f"cannot name a pod {shown(namespace)!r}/{shown(name)!r} in an event")
+
+    def node(self, kind: EventType, reason: str, message: str) -> None:
+        """Something happened to our node."""
+        try:
+            name = self._node_name()
+        except AccessError as error:
+            self._refuse(1, str(error))
+            return
+        # kubectl describe looks for a node's events by its name as UID, as the kubelet writes them.
+        self._add(EventKey("", name, name, kind, reason, cleaned(message)))
 
     def start(self) -> None:
         self._thread.start()
@@ -307,7 +325,7 @@ class EventRecorder:
         count = self._counts.get(pending.key)
         if count is not None and self._patch(pending, count + pending.count):
             return
-        path = api_path("api", "v1", "namespaces", pending.key.namespace, "events")
+        path = api_path("api", "v1", "namespaces", pending.key.event_namespace, "events")
         try:
             self._client.post(path, event_body(pending, self._node_name()), _Event)
         except ConflictError:
@@ -321,7 +339,7 @@ class EventRecorder:
     def _patch(self, pending: Pending, count: int | None) -> int:
         """Brings the event up to date; its count then, 0 where it is gone."""
         key = pending.key
-        path = api_path("api", "v1", "namespaces", key.namespace, "events", key.event_name)
+        path = api_path("api", "v1", "namespaces", key.event_namespace, "events", key.event_name)
         body: dict[str, Any] = {"lastTimestamp": timestamp(pending.last_at)}
         if count is not None:
             body["count"] = count

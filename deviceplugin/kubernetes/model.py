@@ -42,6 +42,7 @@ class Events(Protocol):
     """Takes what users should read in `kubectl describe`. Never blocks, never fails."""
 
     def pod(self, namespace: str, name: str, uid: str, kind: EventType, reason: str, message: str) -> None: ...
+    def node(self, kind: EventType, reason: str, message: str) -> None: ...
 
 
 class Pods(Protocol):
@@ -55,6 +56,7 @@ class NoEvents:
     """Events without an API server: nobody hears of them."""
 
     def pod(self, namespace: str, name: str, uid: str, kind: EventType, reason: str, message: str) -> None: ...
+    def node(self, kind: EventType, reason: str, message: str) -> None: ...
 
 
 class NoPods:

@@ -53,6 +53,9 @@ class Said:
     def pod(self, namespace: str, name: str, uid: str, type: str, reason: str, message: str) -> None:  # noqa: A002
         self.events.append((f"{namespace}/{name}", reason, message))
 
+    def node(self, type: str, reason: str, message: str) -> None:  # noqa: A002
+        raise AssertionError("nothing is said of the node")
+
     def stop(self, container_id: str) -> str:
         self.stopped.append(container_id)
         return self.stop_error

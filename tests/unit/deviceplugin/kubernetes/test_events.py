@@ -166,6 +166,9 @@ def test_the_body_is_an_event_of_core_v1() -> None:
         "reportingComponent": "gpufrac",
         "reportingInstance": "n1",
     }
+    node = event_body(Pending(EventKey("", "n1", "n1", "Normal", "R", "m"), 1, 0.0, 0.0), "n1")
+    assert node["metadata"]["namespace"] == "default"
+    assert node["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"}
 
 
 # --- the recorder --------------------------------------------------------------------------------------------------
@@ -201,12 +204,12 @@ def wait(server: StubApiServer, condition: Callable[[], bool]) -> bool:
     return server.wait(condition, 5.0)
 
 
-def test_events_reach_the_server(recorder: EventRecorder, server: StubApiServer) -> None:
+def test_events_reach_pod_and_node(recorder: EventRecorder, server: StubApiServer) -> None:
     recorder.pod("ns", "p", "u", "Warning", "Refused", "no room")  # also before the start
     recorder.start()
-    recorder.pod("default", "q", "v", "Normal", "Started", "hello")
+    recorder.node("Normal", "Started", "hello")
     assert wait(server, lambda: recorder.sent == 2)
-    assert seen(server) == [("p", "no room", 1), ("q", "hello", 1)]
+    assert seen(server) == [("p", "no room", 1), ("n1", "hello", 1)]
     assert (recorder.error, recorder.dropped) == ("", 0)
 
 
