@@ -11,6 +11,8 @@ from deviceplugin.nri.model import Adjustment, Mount, Runtime
 from deviceplugin.plan.model import Allocation
 from mpsd.gpu.model import MIB
 
+RESERVED_ENV = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "GPUFRAC_", "CUDA_MPS_")
+"""How the names of all variables begin that we set."""
 _CDI_SINCE = {"containerd": (2, 1), "cri-o": (1, 34)}
 """First versions whose NRI takes CDI devices from plugins (NRI 0.7)."""
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")

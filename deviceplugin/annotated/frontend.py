@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deviceplugin import render
-from deviceplugin.annotated import contract, devices, shares
+from deviceplugin.annotated import contract, devices, inventory, shares
 from deviceplugin.annotated.absence import Absence, Unenforced
-from deviceplugin.annotated.adjust import adjustment, cgroup_directory, lowered, starts_wait, takes_cdi
+from deviceplugin.annotated.adjust import RESERVED_ENV, adjustment, cgroup_directory, lowered, starts_wait, takes_cdi
 from deviceplugin.annotated.contract import Ask, ContractError, Finding
 from deviceplugin.annotated.sandboxes import Sandboxes
 from deviceplugin.annotated.status import reduced
@@ -49,10 +49,6 @@ START_PAUSE_S = 0.05
 CDI_SETTLE_S = 0.01
 """Between the writing of a CDI file and its use: a runtime has to notice it. Of 100 files each, 25 were not seen in
 time after 0 ms, at most 1 after 1 ms and none after 5 ms (containerd 2.1.9)."""
-MAX_VALUE = 16 << 10
-"""Of an annotation or a variable, in characters: the longest that is legal, a list of devices, has fewer."""
-RESERVED_ENV = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "GPUFRAC_", "CUDA_MPS_")
-"""How the names of all variables begin that we set."""
 
 
 class Mpsd(Protocol):
@@ -133,35 +129,8 @@ class AnnotatedFrontend:
         return any(key.startswith(prefix) for key in pod.annotations)
 
     def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
-        """Only what is looked at later: keys that are ours or could be meant to be, and what containers have of us."""
-
-        def keeps(key: str) -> bool:
-            return key.startswith(self._config.prefix) or "gpu" in key.lower()
-
-        return (
-            [
-                Pod(
-                    id=pod.id,
-                    name=pod.name,
-                    uid=pod.uid,
-                    namespace=pod.namespace,
-                    annotations={key: value[:MAX_VALUE] for key, value in pod.annotations.items() if keeps(key)},
-                    pid=pod.pid,
-                )
-                for pod in pods
-            ],
-            [
-                Container(
-                    id=container.id,
-                    pod_id=container.pod_id,
-                    name=container.name,
-                    state=container.state,
-                    env=tuple(entry[:MAX_VALUE] for entry in container.env if entry.startswith(RESERVED_ENV)),
-                    mounts=tuple(m for m in container.mounts if m.destination == render.CONTAINER_PIPE_DIRECTORY),
-                )
-                for container in containers
-            ],
-        )
+        """Only what is looked at later; pure and at once."""
+        return inventory.brief(self._config.prefix, pods, containers)
 
     def connected(self, runtime: Runtime) -> None:
         self._by_cdi = takes_cdi(runtime)
@@ -185,7 +154,7 @@ class AnnotatedFrontend:
             self._told.look_at_keys(pod, self._config.prefix)
         mine = [(alive[c.pod_id], c) for c in containers if c.pod_id in alive and self.concerns(alive[c.pod_id], c)]
         if mine:
-            self._keeper.observe(FRESH_S)  # whose shares are whose is the kubelet's to say
+            self._observe()  # whose shares are whose is the kubelet's to say
         self._absence.begin()
         for pod, container in mine:
             self._take_stock(pod, container)
@@ -282,7 +251,7 @@ class AnnotatedFrontend:
             return lowered(self._attached(new)[0], by_cdi=self._by_cdi)
         wanted = self._resolved(ref, ask)
         if any(self._broker.is_idle(gpu) for gpu in wanted.gpus):
-            self._keeper.observe(FRESH_S)  # it may have been given to somebody else as a whole
+            self._observe()  # it may have been given to somebody else as a whole
         self._check_trust(wanted)
         outcome = self._broker.allocate_container(wanted, by_cdi=self._by_cdi, recheck=self._keeper.recheck)
         if isinstance(outcome, Refusal):
@@ -333,7 +302,7 @@ class AnnotatedFrontend:
             return  # believed when it was first made, and its reservation may have been made anew since
         reason = distrust(self._config, ask, self._broker.reserved)
         if reason and self._config.trust is TrustPolicy.KAI_RESERVATION:
-            self._keeper.observe(FRESH_S)  # its reservation may be younger than our last look
+            self._observe()  # its reservation may be younger than our last look
             reason = distrust(self._config, ask, self._broker.reserved)
         if reason:
             raise GpufracError(reason)

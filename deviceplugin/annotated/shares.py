@@ -24,10 +24,10 @@ def share_of(
         observe: looks at the kubelet once more; called where what is known does not make it the container's.
     """
     key = container.variable(render.MARKER)
-    if not key or not render.is_key(key) or broker.share(key) is None:
+    if not key or not render.is_key(key):
         return None
     found = broker.share(key)
-    if observe is not None and (found is None or not _holds(found[1], ref)):
+    if observe is not None and found is not None and not _holds(found[1], ref):
         observe()
         found = broker.share(key)
     return found[0] if found is not None and _holds(found[1], ref) else None

@@ -7,17 +7,14 @@ what is wrong with one is for the plugin's own contract to say.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deviceplugin.annotated.contract import findings, parse_key
+from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, PORTION, REQUEST, findings, parse_key
 from deviceplugin.sim.pods import PodSpec, Role
 
 SCHEDULER = "kai-scheduler"
 """schedulerName of KAI's pods: its admission and its scheduler look at no others."""
 PREFIX = "nvidia.com/container."
-REQUEST, LIMIT, MODE, DEVICES = ".gpu-memory.request", ".gpu-memory.limit", ".gpu-compute.mode", ".gpus.devices"
 SUFFIXES = (REQUEST, LIMIT, MODE, DEVICES)
-"""What KAI knows below the prefix; any other key there it refuses."""
-PORTION = ".gpu-compute.portion"
-"""Written by forks of KAI."""
+"""What KAI knows below the prefix; any other key there it refuses. PORTION is written by forks of KAI."""
 
 FRACTION, MEMORY, COUNT, CONTAINER = (
     "gpu-fraction",

@@ -14,18 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, REQUEST
 from deviceplugin.sim.annotations import (
     CONTAINER,
     COUNT,
-    DEVICES,
     FRACTION,
     FRACTION_LIMIT,
-    LIMIT,
     MEMORY,
     MEMORY_LIMIT,
-    MODE,
     PREFIX,
-    REQUEST,
     SUFFIXES,
     asked_of,
     is_fractional,

@@ -3,9 +3,10 @@
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
+from deviceplugin.annotated.contract import DEVICES
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim import schedule
-from deviceplugin.sim.annotations import DEVICES, INPUTS, SCHEDULER, is_fractional
+from deviceplugin.sim.annotations import INPUTS, SCHEDULER, is_fractional
 from deviceplugin.sim.devicemanager import Held
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod

@@ -4,20 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from deviceplugin.sim.annotations import (
-    DEVICES,
-    LIMIT,
-    MODE,
-    REQUEST,
-    Asked,
-    asked_of,
-    is_fractional,
-    is_placed,
-    notes,
-    split_key,
-    target,
-    wanting,
-)
+from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, REQUEST
+from deviceplugin.sim.annotations import Asked, asked_of, is_fractional, is_placed, notes, split_key, target, wanting
 from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
 
 P = "nvidia.com/container."

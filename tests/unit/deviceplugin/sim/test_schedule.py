@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, REQUEST
 from deviceplugin.sim import schedule
-from deviceplugin.sim.annotations import DEVICES, LIMIT, MODE, REQUEST, is_fractional
+from deviceplugin.sim.annotations import is_fractional
 from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.schedule import DeniedError, Group, Node, Placement, Unschedulable
 

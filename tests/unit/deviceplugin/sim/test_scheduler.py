@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from deviceplugin.annotated.contract import DEVICES, MODE, REQUEST
 from deviceplugin.kubelet.podresources import PodResourcesClient
-from deviceplugin.sim.annotations import DEVICES, MODE, PREFIX, REQUEST
+from deviceplugin.sim.annotations import PREFIX
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
 from deviceplugin.sim.pods import ContainerSpec, PodSpec

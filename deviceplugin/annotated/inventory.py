@@ -1,0 +1,41 @@
+"""What is remembered of all pods and containers that a runtime shows, most of which tenants wrote (pure)."""
+
+from collections.abc import Sequence
+
+from deviceplugin import render
+from deviceplugin.annotated.adjust import RESERVED_ENV
+from deviceplugin.nri.model import Container, Inventory, Pod
+
+MAX_VALUE = 16 << 10
+"""Of an annotation or a variable, in characters: the longest that is legal, a list of devices, has fewer."""
+
+
+def brief(prefix: str, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
+    """Only what is looked at later: keys that are ours or could be meant to be, and what containers have of us."""
+    return [_pod(prefix, pod) for pod in pods], [_container(container) for container in containers]
+
+
+def _pod(prefix: str, pod: Pod) -> Pod:
+    return Pod(
+        id=pod.id,
+        name=pod.name,
+        uid=pod.uid,
+        namespace=pod.namespace,
+        annotations={
+            key: value[:MAX_VALUE]
+            for key, value in pod.annotations.items()
+            if key.startswith(prefix) or "gpu" in key.lower()
+        },
+        pid=pod.pid,
+    )
+
+
+def _container(container: Container) -> Container:
+    return Container(
+        id=container.id,
+        pod_id=container.pod_id,
+        name=container.name,
+        state=container.state,
+        env=tuple(entry[:MAX_VALUE] for entry in container.env if entry.startswith(RESERVED_ENV)),
+        mounts=tuple(m for m in container.mounts if m.destination == render.CONTAINER_PIPE_DIRECTORY),
+    )
