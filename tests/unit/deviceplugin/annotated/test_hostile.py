@@ -1,6 +1,5 @@
 """What a tenant can do with its own pods, and what it must not get by that: more memory, others' places, silence."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ from mpsd.gpu.model import Mode
 from mpsd.processes import PodProcess
 from mpsd.snapshot import GpuClient
 from tests.builders import config, fixed, ready, resource, uuid
-from tests.unit.deviceplugin.annotated.test_frontend import (
+from tests.unit.deviceplugin.annotated.frontendnode import (
     GIB,
     Node,
     annotated,
@@ -32,18 +31,6 @@ from tests.unit.deviceplugin.annotated.test_frontend import (
 )
 
 RUNNING = ContainerState.RUNNING
-
-
-@pytest.fixture(autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    while Node.opened:
-        Node.opened.pop().ledger.close()
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path, config(resource("a", fixed(8)), annotations=annotated()))
 
 
 def two_sizes() -> Pod:
