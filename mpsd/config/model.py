@@ -1,10 +1,15 @@
-"""The node configuration as values. All defaults and units stand here and nowhere else; the rules are in load.py."""
+"""The node configuration as values. All defaults and units stand here and nowhere else; the rules are where the
+file is read: load.py and what it imports."""
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from mpsd.gpu.model import MIB, Mode
+
+API_VERSION: Final = "gpufrac.dev/v1"
+KIND: Final = "NodeConfig"
 
 GIB = 1024 * MIB
 

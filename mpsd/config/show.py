@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mpsd.config.load import API_VERSION, KIND
 from mpsd.config.model import (
+    API_VERSION,
+    KIND,
     AnnotationsConfig,
     FixedMemory,
     FractionMemory,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mpsd.config import load
+from mpsd.config import document
 from mpsd.config.load import ConfigErrors, ConfigProblem, load_config, parse_config
 from mpsd.config.model import (
     GIB,
@@ -128,7 +128,7 @@ MINIMAL = HEAD + RESOURCES
 @pytest.fixture(params=["C", "Python"])
 def any_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with libyaml, once with the loader that is always there."""
-    monkeypatch.setattr(load, "_LOADER", yaml.CSafeLoader if request.param == "C" else yaml.SafeLoader)
+    monkeypatch.setattr(document, "_LOADER", yaml.CSafeLoader if request.param == "C" else yaml.SafeLoader)
 
 
 def resource(**changes: str) -> str:

@@ -1,0 +1,164 @@
+"""`resources` of the config file."""
+
+from collections.abc import Collection, Mapping
+
+from mpsd.config.model import (
+    MIN_UNIT_BYTES,
+    Enforcement,
+    FixedMemory,
+    FractionMemory,
+    GpuSelection,
+    Memory,
+    Resource,
+    UnitMemory,
+)
+from mpsd.config.names import resource_name_rule
+from mpsd.config.selection import read_selection
+from mpsd.config.value import Value
+from mpsd.gpu.model import MIB, Mode
+from mpsd.quantity import format_bytes, parse_quantity
+
+
+def read_resources(
+    value: Value, minimum: Enforcement, groups: Collection[str], *, none_allowed: bool
+) -> tuple[Resource, ...]:
+    items = value.items("resources")
+    if items is not None and not items and not none_allowed:
+        value.note("must hold at least one resource")
+    names: dict[str, str] = {}
+    resources = [_resource(item, minimum, groups, names) for item in items or ()]
+    return tuple(resource for resource in resources if resource is not None)
+
+
+def _resource(value: Value, minimum: Enforcement, groups: Collection[str], names: dict[str, str]) -> Resource | None:
+    """`names`: resource name -> path of the resource that has it; grows."""
+    entries = value.mapping(("name", "memory", "unit", "compute", "enforcement", "gpus"))
+    if entries is None:
+        return None
+    name = _name(value, entries, names)
+    memory = _memory(value, entries)
+    mode, thread_percent = _compute(value, entries)
+    enforcement = entries["enforcement"].choice(Enforcement) if "enforcement" in entries else minimum
+    selection, own_groups = _resource_gpus(entries.get("gpus"), groups)
+    if own_groups and isinstance(memory, UnitMemory):
+        entries["gpus"].note("groups are for resources with memory: all units of a container are on one GPU")
+    if name is None or memory is None or mode is None or enforcement is None:
+        return None
+    return Resource(
+        name=name,
+        memory=memory,
+        mode=mode,
+        enforcement=enforcement,
+        thread_percent=thread_percent,
+        gpus=selection,
+        groups=own_groups,
+    )
+
+
+def _name(value: Value, entries: Mapping[str, Value], names: dict[str, str]) -> str | None:
+    entry = entries.get("name")
+    if entry is None:
+        value.missing("name", "such as gpufrac.dev/gpu-8gi")
+        return None
+    name = entry.text("must be a resource name such as gpufrac.dev/gpu-8gi")
+    if name is None:
+        return None
+    if rule := resource_name_rule(name):
+        entry.note(rule)
+    elif name in names:
+        entry.note(f"is already the name of {names[name]}")
+    names.setdefault(name, value.path)
+    return name
+
+
+def _memory(value: Value, entries: Mapping[str, Value]) -> Memory | None:
+    if "memory" in entries and "unit" in entries:
+        entries["unit"].note("must not be given beside memory: one of the two sizes a resource")
+        return None
+    if "unit" in entries:
+        unit_bytes = entries["unit"].size(MIN_UNIT_BYTES)
+        return None if unit_bytes is None else UnitMemory(unit_bytes=unit_bytes)
+    if "memory" not in entries:
+        value.missing("memory", "such as {request: 8Gi} (or unit: 1Gi)")
+        return None
+    memory = entries["memory"]
+    sizes = memory.mapping(("request", "limit", "fraction", "limitFraction"), like="{request: 8Gi}")
+    if sizes is None:
+        return None
+    fixed, fractional = sizes.keys() & {"request", "limit"}, sizes.keys() & {"fraction", "limitFraction"}
+    if fixed and fractional:
+        memory.note("must hold request and limit, or fraction and limitFraction, not both")
+        return None
+    if fractional:
+        return _fraction_memory(memory, sizes)
+    return _fixed_memory(memory, sizes)
+
+
+def _fixed_memory(memory: Value, sizes: Mapping[str, Value]) -> FixedMemory | None:
+    limit = sizes["limit"].size(MIB, round_up=False) if "limit" in sizes else None
+    if "request" not in sizes:
+        memory.missing("request", "such as 8Gi")
+        return None
+    request = sizes["request"].size(MIB)
+    if request is None:
+        return None
+    if limit is not None and limit < request:
+        rounded = "" if parse_quantity(sizes["limit"].node.value) == limit else ", after rounding down to whole MiB"
+        sizes["limit"].note(f"must be at least the request ({format_bytes(request)}){rounded}")
+    return FixedMemory(request_bytes=request, limit_bytes=request if limit is None else limit)
+
+
+def _fraction_memory(memory: Value, sizes: Mapping[str, Value]) -> FractionMemory | None:
+    limit = sizes["limitFraction"].fraction() if "limitFraction" in sizes else None
+    if "fraction" not in sizes:
+        memory.missing("fraction", "such as 0.5")
+        return None
+    fraction = sizes["fraction"].fraction()
+    if fraction is None:
+        return None
+    if limit is not None and limit <= fraction:
+        sizes["limitFraction"].note(f"must be greater than the fraction ({fraction!r}), or left out")
+    return FractionMemory(fraction=fraction, limit_fraction=fraction if limit is None else limit)
+
+
+def _compute(value: Value, entries: Mapping[str, Value]) -> tuple[Mode | None, int | None]:
+    rule = "sm-sharing or time-slicing"
+    if "compute" not in entries:
+        value.missing("compute.mode", rule)
+        return None, None
+    compute = entries["compute"]
+    keys = compute.mapping(("mode", "threadPercent"), like="{mode: sm-sharing}")
+    if keys is None:
+        return None, None
+    if "mode" not in keys:
+        compute.missing("mode", rule)
+    mode = keys["mode"].choice(Mode) if "mode" in keys else None
+    percent = keys["threadPercent"].integer(1, 100) if "threadPercent" in keys else None
+    if percent is not None and mode is Mode.TIME_SLICING:
+        keys["threadPercent"].note("is only possible with mode sm-sharing")
+    return mode, percent
+
+
+def _resource_gpus(value: Value | None, known: Collection[str]) -> tuple[GpuSelection, tuple[str, ...]]:
+    entries = value.mapping(("include", "exclude", "groups")) if value else None
+    if value is None or entries is None:
+        return GpuSelection(), ()
+    selection = read_selection(entries)
+    if "groups" not in entries:
+        return selection, ()
+    if len(entries) > 1:
+        value.note("groups must not be combined with include or exclude")
+    items = entries["groups"].items("group names")
+    if items is not None and not items:
+        entries["groups"].note("must name at least one group")
+    names: list[str] = []
+    for item in items or ():
+        name = item.text("must be the name of a group in gpus.groups")
+        if name is None:
+            continue
+        if name not in known:
+            item.note(f"is no group: gpus.groups declares {', '.join(known) or 'none'}")
+        elif name in names:
+            item.note("is named twice in this list")
+        names.append(name)
+    return selection, tuple(names)

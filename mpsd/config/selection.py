@@ -1,0 +1,95 @@
+"""`gpus` of the config file, and which GPUs a part of it names."""
+
+import re
+from collections.abc import Collection, Mapping
+
+import yaml
+
+from mpsd.config.model import GpuRef, GpuSelection
+from mpsd.config.names import LABEL
+from mpsd.config.value import NATURAL, Value
+
+UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
+_MAX_GROUP_NAME = UUID_LENGTH  # it stands where a UUID does: in device IDs and socket paths
+
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ALL = re.compile("all")
+
+Groups = tuple[tuple[str, tuple[GpuRef, ...]], ...]
+
+
+def _gpu_ref(value: Value) -> GpuRef | None:
+    """An index or a UUID; whether there is such a GPU, only the node knows."""
+    rule = "must be a GPU index such as 0, or a UUID such as GPU-5fd4d87b-3c5e-4b1f-9f6e-0c1d2e3f4a5b"
+    text = value.text(rule)
+    if text is None:
+        return None
+    if text.startswith("MIG-"):
+        value.note(f"{rule}: MIG devices are not shared")
+    elif _UUID.fullmatch(text):
+        return text
+    elif NATURAL.fullmatch(text):
+        if value.is_plain():
+            return int(text)
+        value.note("must be a GPU index without quotes")
+    else:
+        value.note(rule)
+    return None
+
+
+def _gpu_refs(value: Value, *, at_least: int) -> tuple[GpuRef, ...] | None:
+    items = value.items("GPUs")
+    if items is None:
+        return None
+    if len(items) < at_least:
+        value.note("must name at least one GPU")
+    refs: list[GpuRef] = []
+    for item in items:
+        ref = _gpu_ref(item)
+        if ref is not None and ref in refs:
+            item.note("is named twice in this list")
+        elif ref is not None:
+            refs.append(ref)
+    return tuple(refs)
+
+
+def read_selection(entries: Mapping[str, Value]) -> GpuSelection:
+    include: tuple[GpuRef, ...] | None = None
+    exclude: tuple[GpuRef, ...] = ()
+    if value := entries.get("include"):
+        if isinstance(value.node, yaml.ScalarNode):
+            value.matching(_ALL, "must be all or a list of GPUs")
+        else:
+            include = _gpu_refs(value, at_least=1)
+    if value := entries.get("exclude"):
+        exclude = _gpu_refs(value, at_least=0) or ()
+        if include and set(include) <= set(exclude):
+            value.note("takes away every GPU that include names")
+    return GpuSelection(include=include, exclude=exclude)
+
+
+def read_gpus(value: Value | None) -> tuple[GpuSelection, Groups]:
+    entries = value.mapping(("include", "exclude", "groups")) if value else None
+    if entries is None:
+        return GpuSelection(), ()
+    selection = read_selection(entries)
+    return selection, _groups(entries["groups"], selection.exclude) if "groups" in entries else ()
+
+
+def _groups(value: Value, excluded: Collection[GpuRef]) -> Groups:
+    group_of: dict[GpuRef, str] = {}
+    groups = []
+    for name, entry in (value.entries("{pair0: [0, 1]}") or {}).items():
+        if not LABEL.fullmatch(name):
+            entry.note("the name must be lower-case letters, digits and inner dashes", show=False)
+        elif len(name) > _MAX_GROUP_NAME:
+            entry.note(f"the name must be at most {_MAX_GROUP_NAME} characters long", show=False)
+        members = _gpu_refs(entry, at_least=1) or ()
+        for ref in members:
+            if ref in group_of:
+                entry.note(f"GPU {ref} is already in group {group_of[ref]}", show=False)
+            elif ref in excluded:
+                entry.note(f"GPU {ref} is excluded by gpus.exclude", show=False)
+            group_of.setdefault(ref, name)
+        groups.append((name, members))
+    return tuple(groups)
