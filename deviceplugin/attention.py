@@ -97,6 +97,7 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
         if allocation.reason and allocation.state != "leaving" and _container(allocation) not in alone
     ]
     claimed = [a for a in plugin.allocations if a.claimed_by]
+    hit += [(_owner(a), a.over_limit) for a in plugin.allocations if a.over_limit]
     return lines + _together(hit) + [f"{a.claimed_by} claims the allocation of {_owner(a, 'pod ')}" for a in claimed]
 
 

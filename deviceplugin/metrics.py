@@ -60,6 +60,10 @@ def render(status: PluginStatus) -> str:
     unenforced = sum(1 for a in status.allocations if a.enforcement in ("none", *_below(a.granted_enforcement)))
     gauge("allocations_unenforced", "Live allocations without a limit enforced as granted.", [({}, unenforced)])
     gauge("limit_drift_total", "Hard limits found not in force.", [({}, status.limit_drifts)], "counter")
+    over = sum(1 for a in status.allocations if a.over_limit)
+    gauge(
+        "allocations_over_limit", "Live allocations whose processes together use more than their limit.", [({}, over)]
+    )
     claimed = sum(1 for a in status.allocations if a.claimed_by)
     gauge("allocations_claimed", "Live allocations that processes of other pods call theirs.", [({}, claimed)])
     if (annotated := status.annotated) is not None:

@@ -11,6 +11,7 @@ from deviceplugin.broker import Inspection
 from deviceplugin.hardlimits import LimitState
 from deviceplugin.keeper import Report
 from deviceplugin.kubernetes.model import KubernetesState
+from deviceplugin.overuse import over_limit, use_of
 from deviceplugin.plan.enforcement import mps_level, not_hard
 from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView, NodeView
 from deviceplugin.plan.start import loosened, start_objection
@@ -28,9 +29,10 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     """One allocation. `state`: attached (its container may start, or runs), waiting (it may not start now, see reason;
     one that runs goes on), leaving (its pod is gone; it is named still). `enforcement` is what holds for the container
     as found, `granted_enforcement` as planned. Bytes are per GPU; `used_bytes` is the most on any of them, as read back
-    last, None where that is not known. `burst` says whether it borrows memory beyond its request, empty where it may
-    not. `pod_uids`: the pods seen to hold it, the newest last. `claimed_by`: processes of other pods that call
-    themselves its own. `reduced` says that and why it has less than its annotations ask for."""
+    or shown by the driver last, None where that is not known. `burst` says whether it borrows memory beyond its
+    request, empty where it may not. `pod_uids`: the pods seen to hold it, the newest last. `claimed_by`: processes of
+    other pods that call themselves its own. `reduced` says that and why it has less than its annotations ask for.
+    `over_limit` says that and how far its processes are beyond its limit, where no hard limit holds them."""
 
     key: str
     resource: str
@@ -55,6 +57,7 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     used_bytes: int | None = None
     burst: str = ""
     reduced: str = ""
+    over_limit: str = ""
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -136,6 +139,12 @@ class Registration(Protocol):
     def error(self) -> str: ...
 
 
+def allocation_statuses(inspection: Inspection, report: Report) -> tuple[AllocationStatus, ...]:
+    """All live allocations, oldest first."""
+    claimed_by = claims_of(inspection)
+    return tuple(allocation_status(a, inspection, report, claimed_by.get(a.key, "")) for a in inspection.allocations)
+
+
 def allocation_status(
     allocation: Allocation, inspection: Inspection, report: Report, claimed_by: str = ""
 ) -> AllocationStatus:
@@ -146,6 +155,7 @@ def allocation_status(
         holder = next(reversed(tuple(pods.values())), None)
     holder = holder or Holder()
     gpus = {status.info.uuid: status for status in inspection.gpus}
+    use = use_of(allocation, gpus, inspection.pods) if not inspection.absence else None
     limits = report.limits.get(allocation.key, LimitState())
     unenforced = report.unenforced.get(allocation.key, "")
     enforcement, lowered = _level_now(allocation, limits, inspection)
@@ -162,6 +172,7 @@ def allocation_status(
         reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
         if found := "; ".join(filter(None, (limits.trouble or limits.unknown, unenforced))):
             reason = f"{found}; {reason}"
+    level = Enforcement.NONE if unenforced else enforcement
     return AllocationStatus(
         key=allocation.key,
         resource=allocation.resource,
@@ -171,7 +182,7 @@ def allocation_status(
         request_bytes=allocation.request_bytes,
         limit_bytes=allocation.limit_bytes,
         mode=allocation.mode,
-        enforcement=Enforcement.NONE if unenforced else enforcement,
+        enforcement=level,
         thread_percent=allocation.thread_percent,
         namespace=holder.namespace,
         pod=holder.pod,
@@ -183,8 +194,9 @@ def allocation_status(
         created_unix_s=allocation.created_unix_s,
         adopted=allocation.adopted,
         granted_enforcement=allocation.enforcement,
-        used_bytes=limits.used_bytes,
+        used_bytes=use.used_bytes if limits.used_bytes is None and use and use.complete else limits.used_bytes,
         reduced=reduced(allocation),
+        over_limit=over_limit(use, allocation.limit_bytes, level),
         burst=burst(allocation, limits.used_bytes, in_force=enforcement is Enforcement.HARD),
     )
 
@@ -343,7 +355,6 @@ def plugin_status(
 ) -> PluginStatus:
     """Everything `gpufrac status` asks of the plugin, from one consistent picture."""
     why = not_hard(inspection.delivery, inspection.hard)
-    claimed_by = claims_of(inspection)
     gpus = inspection.view.gpus
     return PluginStatus(
         pid=pid,
@@ -360,9 +371,7 @@ def plugin_status(
         gpus=gpu_accounts(inspection),
         gone_drained={uuid: drain.text for uuid, drain in inspection.drained.items() if uuid not in gpus},
         resources=resource_statuses(inspection, sessions),
-        allocations=tuple(
-            allocation_status(a, inspection, report, claimed_by.get(a.key, "")) for a in inspection.allocations
-        ),
+        allocations=allocation_statuses(inspection, report),
         hard_limits=f"no: {why}" if why else f"yes ({inspection.hard.limits.backend}, set by {inspection.hard.kind})",
         limit_drifts=report.limit_drifts,
         state_root=state_root,

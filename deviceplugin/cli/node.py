@@ -283,11 +283,12 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
         print_table(columns, rows, "No allocation is live.")
         if any(a.enforcement == "cooperative" for a in plugin.allocations):
             click.echo(
-                "cooperative: each process is held to the limit through MPS; several processes may exceed it together."
+                "cooperative: MPS limits each process by itself: several together may exceed the limit, and so may one "
+                "that clears its environment, on drivers before r615."
             )
         for a in plugin.allocations:
-            if a.burst:
-                click.echo(f"{f'{a.namespace}/{a.pod}/{a.container}' if a.pod else a.key}: {a.burst}.")
+            for more in filter(None, (a.burst, a.over_limit)):
+                click.echo(f"{f'{a.namespace}/{a.pod}/{a.container}' if a.pod else a.key}: {more}.")
     node.note_down()
 
 
