@@ -27,7 +27,8 @@ from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.metrics import MetricsServer
 from deviceplugin.nodeevents import WedgeNews
 from deviceplugin.plan.model import newer
-from deviceplugin.status import PluginStatus, plugin_status
+from deviceplugin.podevents import PodNews
+from deviceplugin.status import PluginStatus, allocation_statuses, plugin_status
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
 from mpsd.errors import GpufracError, ProtocolError
@@ -94,6 +95,7 @@ class Services:
         # What is no business of ours, we say nothing of: another agent may.
         readiness = self._readiness if config.annotations is not None else None
         self._kubernetes = KubernetesApi(config.kubernetes, readiness=readiness, on_deleting=self._on_deleting)
+        self._pod_news = PodNews(self._kubernetes.events)
         self._endings = Endings(broker, self._terminate) if config.kubernetes.access != OFF else None
         self._annotated = self._annotated_pods(config)
         self._config_error = ""
@@ -233,6 +235,7 @@ class Services:
     def _housekeeping(self) -> None:
         self._devices.choose_if_due()
         self._sessions.sync()
+        self._pod_news.observe(allocation_statuses(self._broker.inspect(), self._keeper.report))
 
     def _kubelet_hint(self) -> None:
         now = socket_identity(self._kubelet_path)
