@@ -318,15 +318,17 @@ class Broker:
             self._mark_dirty()
 
     def probe_ledger(self) -> None:
-        """Looks whether a ledger that failed can be written again."""
+        """Looks whether records can be written."""
         with self._lock:
-            if self._ledger_error:
-                try:
-                    self._ledger.probe()
-                except LedgerError as error:
-                    self._note_ledger(str(error))
-                else:
-                    self._note_ledger("")
+            self._probe_ledger()
+
+    def _probe_ledger(self) -> None:
+        try:
+            self._ledger.probe()
+        except LedgerError as error:
+            self._note_ledger(str(error))
+        else:
+            self._note_ledger("")
 
     @property
     def ledger_error(self) -> str:
@@ -590,8 +592,8 @@ class Broker:
             if key in self._accounts:
                 try:
                     self._ledger.remove(key)
-                except LedgerError as error:
-                    self._note_ledger(str(error))
+                except LedgerError:
+                    self._probe_ledger()  # one record that can't go closes nothing; a disk that takes none does
                     raise
                 self._accounts.remove(key)
                 self._releasing.discard(key)

@@ -144,6 +144,7 @@ class Keeper:
         self._foreign: dict[str, str] = {}
         self._resent: set[str] = set()
         self._ledger_error = ""
+        self._ledger_probed = False
         self._kubelet_identity: Identity | None = None
         self._adoption_refused: dict[Shares, str] = {}
         self._threads = [
@@ -194,7 +195,7 @@ class Keeper:
             if self._stop.is_set():
                 return
             try:
-                self._note_ledger()
+                self.note_ledger()
                 wait_s = min(VERIFY_S, self.attach() or VERIFY_S)
                 if self._push_needed or self.report.spec_error or self.report.held_back or self._broker.ledger_error:
                     wait_s = min(wait_s, 1.0)
@@ -204,15 +205,22 @@ class Keeper:
                 log.exception("the attacher failed and goes on")
                 wait_s = 1.0
 
-    def _note_ledger(self) -> None:
-        self._broker.probe_ledger()
+    def note_ledger(self) -> None:
+        """Looks whether records can be written: at the start, and for as long as they could not be. Every failure is
+        told, also one that is over by the time it is looked at."""
+        self._tell_ledger()
+        if self._ledger_error or not self._ledger_probed:
+            self._ledger_probed = True
+            self._broker.probe_ledger()
+            self._tell_ledger()
+
+    def _tell_ledger(self) -> None:
         error = self._broker.ledger_error
-        if error != self._ledger_error:
-            if error:
-                log.error("allocations can't be recorded; nothing new is offered", error=error)
-            else:
-                log.info("allocations can be recorded again")
-            self._ledger_error = error
+        if error and not self._ledger_error:
+            log.error("allocations can't be recorded; nothing new is offered", error=error)
+        elif self._ledger_error and not error:
+            log.info("allocations can be recorded again")
+        self._ledger_error = error
 
     def attach(self) -> float | None:
         """One round: files withdrawn first, lists published, desired state pushed, and only then files written: mpsd

@@ -4,6 +4,7 @@ The ledger holds only what the kubelet does not know: the plan. What the kubelet
 """
 
 import contextlib
+import errno
 import os
 
 import msgspec
@@ -14,6 +15,13 @@ from deviceplugin.plan.model import Allocation
 from mpsd.errors import TransientError
 
 SUFFIX = ".json"
+PROBE_BYTES = 64 * 1024
+"""What has to fit before records are written again: a disk with room for one record only would be full at the next."""
+_REMEDIES = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there, or raise the quota",
+    errno.EROFS: "mount it writable",
+}
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Allocation)
 
@@ -27,10 +35,11 @@ class Ledger:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+        self._failed_bytes = 0
         try:
             self._files = DurableDirectory(directory, mode=0o700, file_mode=0o600)
         except OSError as error:
-            raise LedgerError(f"cannot open the ledger {directory}: {error.strerror or error}") from error
+            raise LedgerError(f"cannot open the ledger {directory}: {_why(error)}") from error
 
     def load(self) -> tuple[list[Allocation], list[str]]:
         """All records, oldest first, and a sentence for each file that can't be read; those are set aside, not lost."""
@@ -59,27 +68,34 @@ class Ledger:
 
     def put(self, allocation: Allocation) -> None:
         """Records an allocation durably. Raises LedgerError; then nothing is recorded."""
+        data = _encoder.encode(allocation)
         try:
-            self._files.put(allocation.key + SUFFIX, _encoder.encode(allocation))
+            self._files.put(allocation.key + SUFFIX, data)
         except OSError as error:
-            raise LedgerError(f"cannot record the allocation in {self.directory}: {error.strerror or error}") from error
+            self._failed_bytes = max(self._failed_bytes, len(data))
+            raise LedgerError(f"cannot record the allocation in {self.directory}: {_why(error)}") from error
 
     def remove(self, key: str) -> None:
         """Forgets an allocation; a missing record is no error. Raises LedgerError."""
         try:
             self._files.remove(key + SUFFIX)
         except OSError as error:
-            raise LedgerError(
-                f"cannot remove the record {key} in {self.directory}: {error.strerror or error}"
-            ) from error
+            raise LedgerError(f"cannot remove the record {key} in {self.directory}: {_why(error)}") from error
 
     def probe(self) -> None:
-        """Writes and removes a file, to see whether records can be written. Raises LedgerError."""
+        """Writes a file that is larger than what could not be written, and removes it, to see whether records can be
+        written: an empty one fits on a full disk. Raises LedgerError."""
         try:
-            self._files.put("probe", b"")
+            self._files.put("probe", bytes(max(PROBE_BYTES, self._failed_bytes)))
             self._files.remove("probe")
         except OSError as error:
-            raise LedgerError(f"cannot write records in {self.directory}: {error.strerror or error}") from error
+            raise LedgerError(f"cannot write records in {self.directory}: {_why(error)}") from error
+        self._failed_bytes = 0
 
     def close(self) -> None:
         self._files.close()
+
+
+def _why(error: OSError) -> str:
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{error.strerror or error}{f': {remedy}' if remedy else ''}"

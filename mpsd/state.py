@@ -39,6 +39,8 @@ class StateFile:
         self._path = path
         self._lock = threading.Lock()
         self._saved = _load(path, boot_id)
+        self.problem = ""
+        """Why the last change could not be written, empty when it was."""
 
     @property
     def saved(self) -> Saved:
@@ -67,8 +69,9 @@ class StateFile:
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
             replace_file(self._path, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n", 0o600)
         except OSError as error:
-            raise TransientError(f"cannot write {self._path}: {error.strerror}") from error
-        self._saved = saved
+            self.problem = f"cannot write {self._path}: {error.strerror}"
+            raise TransientError(self.problem) from error
+        self._saved, self.problem = saved, ""
 
 
 def _with(mapping: dict[str, V], key: str, value: V | None) -> dict[str, V]:

@@ -430,6 +430,8 @@ class Supervisor:
 
     def _on_desired(self, desired: Desired) -> None:
         if desired == self._desired:
+            if self._state.problem:
+                self._disk.submit(partial(self._write_desired, desired))  # it may be mended
             return
         self._desired = desired
         self._inherited &= {uuid for a in desired.allocations for uuid in a.gpus}
@@ -441,6 +443,7 @@ class Supervisor:
             self._state.record_desired(desired)
         except GpufracError as error:
             log.warning("the desired state will not survive a restart of mpsd", error=str(error))
+        self._post(lambda: None)  # what became of it is shown
 
     def _on_log_event(self, name: str, event: LogEvent) -> None:
         servers = self._servers.get(name)
@@ -811,7 +814,13 @@ class Supervisor:
             started_unix_s=self._started_unix_s,
             hard_limits=self._hard_limits.found,
             cgroup_root=self._backend.cgroup_root,
-            warnings=(*self._warnings, *self._nameless(), *self._homeless(), *self._hard_limits.warnings),
+            warnings=(
+                *self._warnings,
+                *filter(None, [self._state.problem]),
+                *self._nameless(),
+                *self._homeless(),
+                *self._hard_limits.warnings,
+            ),
         )
 
     def _homeless(self) -> Iterable[str]:

@@ -230,6 +230,19 @@ def test_binding_and_its_end(calm: Bench, mode: Mode, compute_mode: ComputeMode)
     assert calm.backend.modes[ONE] is ComputeMode.DEFAULT
 
 
+def test_what_cannot_be_remembered_is_said_and_written_once_it_can_be(calm: Bench, short_tmp: Path) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    (short_tmp / "state").write_text("in the way")
+    wanted = bind(ONE, Mode.TIME_SLICING)
+    calm.supervisor.apply(wanted)
+    calm.until(lambda snapshot: any("cannot write" in warning for warning in snapshot.warnings))
+    (short_tmp / "state").unlink()
+    calm.supervisor.apply(wanted)  # the plugin says it again from time to time
+    calm.until(lambda snapshot: not snapshot.warnings)
+    assert calm.state.saved.desired == wanted
+
+
 def test_a_mode_is_in_force_only_once_it_was_applied(calm: Bench) -> None:
     calm.backend.fail["set_compute_mode"] = GpuError("cannot set the compute mode: Insufficient Permissions")
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
