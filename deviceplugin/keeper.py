@@ -17,20 +17,19 @@ from cdi.model import Spec
 from cdi.writer import Applied
 from deviceplugin import ids, owners, render
 from deviceplugin.broker import Broker
+from deviceplugin.enforced import EnforcementCheck
 from deviceplugin.hardlimits import LimitKeeper, LimitState, MarkedCgroup
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.kubelet.watch import Identity, socket_identity
-from deviceplugin.markers import Markers, PodView
 from deviceplugin.owners import Pods
 from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
 from deviceplugin.presence import Holder, Observation, Shares
-from mpsd.config.model import AnnotationsConfig, Enforcement
+from mpsd.config.model import AnnotationsConfig
 from mpsd.errors import GpufracError
-from mpsd.gpu.model import Mode
 from mpsd.log import get_logger
 from mpsd.processes import PodProcess
-from mpsd.snapshot import DaemonState, Desired, GpuClients, GpuStatus, LimitQuery, LimitReading
+from mpsd.snapshot import Desired, GpuClients, LimitQuery, LimitReading
 
 log = get_logger("plugin")
 
@@ -47,12 +46,7 @@ VERIFY_S = 30.0
 CLIENTS_S = 10.0
 PRESSED_CLIENTS_S = 2.0
 """How long mpsd may take to look up GPU processes; the shorter one while an Allocate waits for it."""
-MARKERS_S = 4.0
-"""How often processes are looked at, at most, while a container's marker was not seen yet."""
 UNKNOWN_CLIENTS = GpuClients(error="mpsd does not know the GPU")
-PAUSE = "pause"
-"""The process that holds a pod's namespaces."""
-
 
 Grant = tuple[Allocation, str]
 """An allocation that may start, and the directory of its daemon that it mounts."""
@@ -88,6 +82,7 @@ class Report:
     spec_error: str = ""
     published: frozenset[str] = frozenset()
     unenforced: Mapping[str, str] = field(default_factory=dict)
+    doubts: Mapping[str, str] = field(default_factory=dict)
     release_blocked: Mapping[str, str] = field(default_factory=dict)
     held_back: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, LimitState] = field(default_factory=dict)
@@ -100,6 +95,7 @@ class Keeper:
     Args:
         pod_processes: one look at all processes of pods, by pod UID.
         marked_cgroups: one look at all cgroups of containers with our marker, below a root.
+        blind: why processes of containers can't be seen at all, empty when they can.
     """
 
     def __init__(
@@ -112,13 +108,13 @@ class Keeper:
         kubelet_root: str,
         pod_processes: Callable[[], Mapping[str, list[PodProcess]]],
         marked_cgroups: Callable[[str], Iterable[MarkedCgroup]],
+        blind: str = "",
         housekeeping: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker, self._specs, self._mpsd, self._kubelet = broker, specs, mpsd, kubelet
         self._plugins_directory = os.path.join(kubelet_root, "device-plugins")
         self._pods_directory = os.path.join(kubelet_root, "pods")
-        self._pod_processes = pod_processes
         self._housekeeping = housekeeping
         self._monotonic = monotonic
         self.report = Report()
@@ -136,11 +132,15 @@ class Keeper:
         self._published: dict[str, Grant] = {}
         """Keys of the files written, and what they say."""
         self._containers: Containers = {}
-        self._markers = Markers()
-        self._marked_s = float("-inf")
         self._limits = LimitKeeper(broker, mpsd, marked_cgroups, monotonic=monotonic)
-        self._unmarked: dict[str, str] = {}
-        self._past_mps: dict[str, str] = {}
+        self._enforced = EnforcementCheck(
+            broker,
+            pods_directory=self._pods_directory,
+            pod_processes=pod_processes,
+            look_up=lambda uuids: self._look_up(uuids, CLIENTS_S),
+            blind=blind,
+            monotonic=monotonic,
+        )
         self._foreign: dict[str, str] = {}
         self._resent: set[str] = set()
         self._ledger_error = ""
@@ -491,104 +491,14 @@ class Keeper:
         self._resent = stale
 
     def check_markers(self) -> None:
-        """Finds containers that run without our edits, with two of our resources, or outside of MPS."""
-        inspection = self._broker.inspect()
-        holders = {key: holder for key, holder in inspection.holders.items() if isinstance(holder, Holder)}
-        self._past_mps = self._outside_mps()
-        found = self._past_mps | self._doubled(holders, set(inspection.view.resources))
-        self._markers.keep(inspection.holders.keys())
-        # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
-        # Of annotated containers the runtime tells: at each start, and of all when it is met again.
-        told = {a.key for a in inspection.allocations if a.container is not None}
-        worth = self._published.keys() - self._broker.checkpoint_only() - found.keys() - told
-        worth = self._markers.unverified(key for key, holder in holders.items() if holder.pod_uid and key in worth)
-        now_s = self._monotonic()
-        if worth and now_s - self._marked_s < MARKERS_S:
-            found |= {key: reason for key, reason in self._unmarked.items() if key in worth}
-            worth = set()
-        if worth:
-            self._marked_s = now_s
-            self._unmarked = {}
-            pods = self._pod_views({holders[key] for key in worth})
-            for key in sorted(worth):
-                holder = holders[key]
-                begun = self._creation_begun(holder)
-                if reason := self._markers.judge(key, pods.get(holder.pod_uid), begun=begun, now_s=now_s):
-                    found[key] = self._unmarked[key] = reason
-        for key in found.keys() - self.report.unenforced.keys():
-            log.error("a container runs unenforced", key=key, reason=found[key])
-        self.report.unenforced = found
+        """Finds containers that are not held to what was granted, as far as their processes show."""
+        self._enforced.look(self._published.keys(), self._containers)
+        self.report.unenforced, self.report.doubts = self._enforced.found.unenforced, self._enforced.found.doubts
 
     def check_limits(self) -> None:
         """Finds containers whose hard limit is not in force, and sets it again."""
         self._limits.look()
         self.report.limits, self.report.limit_drifts = self._limits.report, self._limits.drifts
-
-    def _creation_begun(self, holder: Holder) -> bool:
-        """Whether the kubelet has made the directory it makes before it creates a container."""
-        return os.path.isdir(os.path.join(self._pods_directory, holder.pod_uid, "containers", holder.container))
-
-    def _doubled(self, holders: Mapping[str, Holder], ours: set[str]) -> dict[str, str]:
-        """Allocations of containers that hold two of our resources: only one limit takes effect (verified)."""
-        found = {}
-        for key, holder in holders.items():
-            by_resource = self._containers.get((holder.namespace, holder.pod, holder.container), {})
-            both = sorted(ours & by_resource.keys())
-            if len(both) > 1:
-                found[key] = f"its container holds {' and '.join(both)}: only one of them takes effect"
-        return found
-
-    def _outside_mps(self) -> dict[str, str]:
-        """Allocations that a process uses past the MPS daemon, and so past their limit. A container may: nothing but
-        its environment and the compute mode, which MPS protocol 3 leaves at DEFAULT, lead it to the daemon."""
-        gpus = {gpu.info.uuid: gpu for gpu in self._broker.gpus() if _tells_clients(gpu)}
-        plain = {uuid: GpuClients(clients=gpu.clients) for uuid, gpu in gpus.items()}
-        pods = self._broker.pods()
-        live = [a for a in self._broker.allocations() if a.mode is Mode.SM_SHARING]
-        # A hard limit is the cgroup's: it holds past MPS, too.
-        live = [a for a in live if a.enforcement is Enforcement.COOPERATIVE and _plain(a, plain, pods)]
-        if not live:
-            return {}
-        # What mpsd knew may be of a moment when the daemon could not say who its clients are.
-        uuids = sorted({uuid for a in live for uuid in a.gpus if uuid in gpus})
-        fresh = {uuid: answer for uuid, answer in self._look_up(uuids, CLIENTS_S).items() if not answer.error}
-        found = {}
-        for allocation in live:
-            if pids := _plain(allocation, fresh, pods):
-                found[allocation.key] = f"pid {pids} uses its GPU past MPS: it is not held to the limit"
-            elif allocation.key in self._past_mps and not fresh.keys() >= gpus.keys() & set(allocation.gpus):
-                found[allocation.key] = self._past_mps[allocation.key]
-        return found
-
-    def _pod_views(self, holders: set[Holder]) -> dict[str, PodView]:
-        """The pods of these containers that have processes, by UID."""
-        processes = self._pod_processes()
-        known = self._broker.pods()
-        clients = [client for gpu in self._broker.gpus() for client in gpu.clients]
-        strangers = [c.pid for c in clients if c.allocation_key is None or owners.claims(c, known)]
-        views = {}
-        for holder in holders:
-            running = [process for process in processes.get(holder.pod_uid, ()) if process.name != PAUSE]
-            if running:
-                pids = {process.pid for process in running}
-                views[holder.pod_uid] = PodView(
-                    running=len({process.container for process in running}),
-                    markers=frozenset(process.marker for process in running if process.marker),
-                    expected=sum(1 for ns, pod, _ in self._containers if (ns, pod) == (holder.namespace, holder.pod)),
-                    unmarked_clients=tuple(pid for pid in strangers if pid in pids),
-                )
-        return views
-
-
-def _tells_clients(gpu: GpuStatus) -> bool:
-    """Whether mpsd can tell MPS clients of this GPU from others."""
-    return gpu.daemon is not None and gpu.daemon.state is DaemonState.READY and not gpu.daemon.wedged
-
-
-def _plain(allocation: Allocation, clients: Mapping[str, GpuClients], pods: Pods) -> str:
-    """PIDs (some, as text) of an allocation's processes on its GPUs that are no MPS clients (pure)."""
-    found = [c for uuid in allocation.gpus if uuid in clients for c in clients[uuid].clients if not c.mps]
-    return owners.pids(client for client in found if owners.is_of(client, allocation.key, pods))
 
 
 def _living(

@@ -3,10 +3,12 @@
 No alarm may be false: a slow image pull, a crash loop or a long init container looks like a missing marker for a while.
 So a container is accused only on one of two grounds. Either a process of its pod uses the GPU without our marker; or,
 for SUSPECT_S, as many containers of the pod run as the kubelet shows, the kubelet has begun to create this one (which
-it does after all init containers), and no process of the pod carries the marker.
+it does after all init containers), and no process of the pod carries the marker. Where a process of the pod may not be
+read, that it has none can't be said: that is a third answer.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from enum import StrEnum
 
 import msgspec
 
@@ -15,17 +17,47 @@ from deviceplugin.render import MARKER
 SUSPECT_S = 20.0
 
 
+class VerdictCode(StrEnum):
+    """MARKED is fine. WAITING: nothing can be said yet. UNREADABLE: nor later, as things are."""
+
+    WAITING = "Waiting"
+    MARKED = "Marked"
+    UNMARKED_CLIENT = "UnmarkedClient"
+    NO_MARKER = "NoMarker"
+    UNREADABLE = "Unreadable"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    code: VerdictCode
+    message: str = ""
+
+    @property
+    def unenforced(self) -> bool:
+        return self.code in (VerdictCode.UNMARKED_CLIENT, VerdictCode.NO_MARKER)
+
+
+WAITING, MARKED = Verdict(VerdictCode.WAITING), Verdict(VerdictCode.MARKED)
+UNREADABLE = Verdict(
+    VerdictCode.UNREADABLE,
+    "whether it runs with its limit can't be told: the plugin may not read the environment of its processes: run the "
+    "plugin as root and privileged, or with capability SYS_PTRACE",
+)
+
+
 class PodView(msgspec.Struct, frozen=True):
     """One pod now.
 
-    `running`: containers with a process, the pause container aside. `markers`: allocation keys its processes carry.
-    `expected`: app and sidecar containers that the kubelet shows. `unmarked_clients`: PIDs on a GPU without marker.
+    `running`: containers with a process, the pause container aside. `marked`: allocation keys its processes carry, and
+    the variables of NVIDIA's that the first process with it was started with. `expected`: app and sidecar containers
+    that the kubelet shows. `unmarked_clients`: PIDs on a GPU without marker. `unreadable`: a process may have one that
+    can't be read.
     """
 
     running: int
-    markers: frozenset[str]
+    marked: Mapping[str, Mapping[str, str]]
     expected: int
     unmarked_clients: tuple[int, ...] = ()
+    unreadable: bool = False
 
 
 class Markers:
@@ -44,25 +76,32 @@ class Markers:
         self._verified &= set(live)
         self._suspect_since_s = {key: s for key, s in self._suspect_since_s.items() if key in live}
 
-    def judge(self, key: str, pod: PodView | None, *, begun: bool, now_s: float) -> str:
-        """Why the container of an unverified allocation runs unenforced, empty while that can't be said.
+    def judge(self, key: str, pod: PodView | None, *, begun: bool, now_s: float) -> Verdict:
+        """Whether the container of an unverified allocation runs with our edits.
 
         Args:
             begun: whether the kubelet has begun to create the container.
         """
         if pod is None:
             self._suspect_since_s.pop(key, None)
-            return ""
-        if key in pod.markers:
+            return WAITING
+        if key in pod.marked:
             self._verified.add(key)
             self._suspect_since_s.pop(key, None)
-            return ""
+            return MARKED
         if pod.unmarked_clients:
             pids = ", ".join(map(str, pod.unmarked_clients[:5]))
-            return f"pid {pids} of its pod uses the GPU without {MARKER}: it is not held to the limit"
+            return Verdict(
+                VerdictCode.UNMARKED_CLIENT,
+                f"pid {pids} of its pod uses the GPU without {MARKER}: it is not held to the limit",
+            )
         if not begun or pod.running < max(1, pod.expected):
             self._suspect_since_s.pop(key, None)
-            return ""
+            return WAITING
         if now_s - self._suspect_since_s.setdefault(key, now_s) < SUSPECT_S:
-            return ""
-        return f"no process of its pod carries {MARKER}: the runtime did not apply our CDI device"
+            return WAITING
+        if pod.unreadable:
+            return UNREADABLE
+        return Verdict(
+            VerdictCode.NO_MARKER, f"no process of its pod carries {MARKER}: the runtime did not apply our CDI device"
+        )

@@ -16,6 +16,9 @@ CLASS = "allocation"
 KIND = f"{VENDOR}/{CLASS}"
 MARKER = "GPUFRAC_ALLOCATION"
 
+CGROUP_LIMITS = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
+"""What the container toolkit's hook reads, in MiB: it acts when either is set."""
+
 CONTAINER_PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108
 """Where a CUDA client looks for the daemon when it has lost its environment (MPS protocol 2 default)."""
 

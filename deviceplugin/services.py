@@ -11,7 +11,7 @@ import msgspec
 from msgspec import structs
 
 from cdi.writer import SpecDirectory
-from deviceplugin import lastknown, render
+from deviceplugin import lastknown, needs, render
 from deviceplugin.broker import Broker
 from deviceplugin.clients import clients, targets
 from deviceplugin.drains import Drain
@@ -90,6 +90,7 @@ class Services:
             kubelet_root=config.kubelet_root,
             pod_processes=partial(processes_of_pods, simulated=config.backend == "simulated"),
             marked_cgroups=partial(marked_cgroups, simulated=_simulated_cgroups(config)),
+            blind="" if config.backend == "simulated" else needs.sees_no_containers(),
             housekeeping=self._housekeeping,
         )
         # What is no business of ours, we say nothing of: another agent may.
@@ -98,6 +99,8 @@ class Services:
         self._pod_news = PodNews(self._kubernetes.events)
         self._endings = Endings(broker, self._terminate) if config.kubernetes.access != OFF else None
         self._annotated = self._annotated_pods(config)
+        for lack in needs.lacks(config):
+            log.warning("the plugin lacks what it needs", reason=lack)
         self._config_error = ""
         self._restart_needed = ""
         self._stop = threading.Event()
@@ -147,6 +150,7 @@ class Services:
     def status(self) -> PluginStatus:
         """The plugin as it is now; a young allocation is looked up at the kubelet first, so that its pod has a name."""
         self._keeper.name_holders()
+        config = self._broker.config
         return plugin_status(
             self._broker.inspect(),
             self._keeper.report,
@@ -156,8 +160,8 @@ class Services:
             config_error=self._config_error,
             config_restart_needed=self._restart_needed,
             gpu_devices_reason=self._devices.choice.reason,
-            problems=(*self._broker.problems, *filter(None, [self._broker.ledger_error])),
-            state_root=self._broker.config.state_root,
+            problems=(*needs.lacks(config), *self._broker.problems, *filter(None, [self._broker.ledger_error])),
+            state_root=config.state_root,
             annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,
             kubernetes=self._kubernetes.state,
         )

@@ -164,13 +164,15 @@ def allocation_status(
         reason = report.release_blocked.get(allocation.key, "its pod is gone; it is released after a short grace")
     elif allocation.key in report.published:
         unenforced = unenforced or loosened(allocation, gpus) or (STARTED_ALONE if allocation.runs_unenforced else "")
-        state, reason = "attached", unenforced or lowered or limits.unknown
+        reason = unenforced or lowered or limits.unknown or limits.trouble or report.doubts.get(allocation.key, "")
+        state = "attached"
     else:
         state = "waiting"
         reason = report.held_back.get(allocation.key, "") or inspection.absence
         reason = reason or start_objection(allocation, gpus, inspection.hard) or report.spec_error
         reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
-        if found := "; ".join(filter(None, (limits.trouble or limits.unknown, unenforced))):
+        doubt = "" if unenforced else report.doubts.get(allocation.key, "")
+        if found := "; ".join(filter(None, (limits.trouble or limits.unknown, unenforced, doubt))):
             reason = f"{found}; {reason}"
     level = Enforcement.NONE if unenforced else enforcement
     return AllocationStatus(

@@ -1,19 +1,23 @@
 """Processes of this node as /proc shows them: identity, environment, pod and container. Reads, never signals.
 
-A process may end between any two reads: what can't be read counts as absent. `proc` is the mount point of the host's
-procfs; PIDs are those of the PID namespace it was mounted for.
+A process may end between any two reads: one that is gone has nothing. One that is there and may not be read is told
+apart where that matters (`read_environ`). `proc` is the mount point of the host's procfs; PIDs are those of the PID
+namespace it was mounted for.
 """
 
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 MARKER = "GPUFRAC_ALLOCATION"
 """Set in every container that holds an allocation of ours; its value is the allocation's key."""
 
 SIMULATED_POD_UID, SIMULATED_CONTAINER = "GPUFRAC_SIM_POD_UID", "GPUFRAC_SIM_CONTAINER"
 """Stand for the cgroup on a simulated node, where processes have none of their own."""
+
+NVIDIA_VARIABLES = ("NVIDIA_", "CUDA_")
+"""How the names of variables begin that lead the container toolkit, CUDA and MPS."""
 
 _MAX_ANCESTORS = 32
 _MAX_MARKER = 64
@@ -35,13 +39,18 @@ class PodProcess:
     """A process of a pod. `container` is the name of its container's cgroup, e.g. `cri-containerd-<ID>.scope`, `name`
     the kernel's short one (`pause`).
 
-    Containers without our resources, the pause container among them, have processes, too: their `marker` is None.
+    Containers without our resources, the pause container among them, have processes, too: their `marker` is None. It
+    is None as well where it may not be read: then the process is `unreadable`. `variables` are those of its own
+    environment that begin as NVIDIA_VARIABLES; `started` is as `start_time`.
     """
 
     pid: int
     container: str
     marker: str | None
     name: str = ""
+    unreadable: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict, compare=False)
+    started: int = field(default=0, compare=False)
 
 
 def start_time(pid: int, proc: str = "/proc") -> int | None:
@@ -70,8 +79,21 @@ def boot_id(proc: str = "/proc") -> str:
 def environ(pid: int, proc: str = "/proc") -> dict[str, str]:
     """The environment the process was started with; empty when it can't be read. The first of two equal names counts,
     as in getenv(3). Bytes that are no UTF-8 become lone surrogates (PEP 383)."""
+    return read_environ(pid, proc) or {}
+
+
+def read_environ(pid: int, proc: str = "/proc") -> dict[str, str] | None:
+    """As `environ`, but None when the process is there and its environment can't be read: that of another user's
+    process takes CAP_SYS_PTRACE (ptrace(2), PTRACE_MODE_READ)."""
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as file:
+            data = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    except OSError:
+        return None
     found: dict[str, str] = {}
-    for entry in _read(f"{proc}/{pid}/environ").split(b"\0"):
+    for entry in data.split(b"\0"):
         name, equals, value = os.fsdecode(entry).partition("=")
         if equals:
             found.setdefault(name, value)
@@ -119,12 +141,17 @@ def processes_of_pods(
 ) -> dict[str, list[PodProcess]]:
     """All processes of pods by pod UID, ordered by PID, from one scan. Raises OSError when `proc` can't be listed."""
     found: dict[str, list[PodProcess]] = {}
-    environs: dict[int, dict[str, str]] = {}
+    environs: dict[int, dict[str, str] | None] = {}
 
     def known_environ(pid: int) -> dict[str, str]:
         if pid not in environs:
-            environs[pid] = environ(pid, proc)
-        return environs[pid]
+            environs[pid] = read_environ(pid, proc)
+        return environs[pid] or {}
+
+    def unreadable(pid: int, container: str) -> bool:
+        """Whether it could have a marker that can't be seen: its own, or from an ancestor in its container."""
+        hidden = (p for p in _ancestry(pid, proc) if p in environs and environs[p] is None)
+        return any(p == pid or _pod_and_container(cgroup_paths(p, proc))[1] == container for p in hidden)
 
     for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdecimal()):
         uid, container = _pod_and_container(cgroup_paths(pid, proc))
@@ -133,8 +160,17 @@ def processes_of_pods(
         if uid is None or container.rpartition("/")[2].startswith(_NO_CONTAINER):
             continue
         value = next((v for p in _ancestry(pid, proc) if (v := _sane(known_environ(p).get(name)))), None)
-        short = os.fsdecode(_read(f"{proc}/{pid}/comm")).strip()
-        found.setdefault(uid, []).append(PodProcess(pid, container.rpartition("/")[2], value, short))
+        found.setdefault(uid, []).append(
+            PodProcess(
+                pid,
+                container.rpartition("/")[2],
+                value,
+                os.fsdecode(_read(f"{proc}/{pid}/comm")).strip(),
+                unreadable=value is None and unreadable(pid, container),
+                variables={k: v for k, v in known_environ(pid).items() if k.startswith(NVIDIA_VARIABLES)},
+                started=start_time(pid, proc) or 0,
+            )
+        )
     return found
 
 

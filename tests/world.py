@@ -112,8 +112,9 @@ class FakeKubelet:
 class World:
     """A keeper with fakes around it and a clock that is set by hand."""
 
-    def __init__(self, directory: Path, cfg: NodeConfig = CONFIG, gpus: int = 2) -> None:
+    def __init__(self, directory: Path, cfg: NodeConfig = CONFIG, gpus: int = 2, *, blind: str = "") -> None:
         self.now_s = 100.0
+        self.blind = blind
         self.infos: list[GpuInfo] = [info(index) for index in range(gpus)]
         self.daemon: DaemonStatus | None = None
         """What mpsd reports of its daemons where a test does not say; None: ready."""
@@ -141,6 +142,7 @@ class World:
             kubelet_root=str(self.root),
             pod_processes=lambda: self.processes,
             marked_cgroups=lambda root: self.marked,
+            blind=self.blind,
             monotonic=lambda: self.now_s,
         )
         self.tell()

@@ -4,36 +4,13 @@ The same environment and mounts as in its CDI file. Names that are set already a
 the first of two equal entries sees ours, and no other NRI plugin's claim on a name stands against us.
 """
 
-import re
-
 from deviceplugin import render
-from deviceplugin.nri.model import Adjustment, Mount, Runtime
+from deviceplugin.nri.model import Adjustment, Mount
 from deviceplugin.plan.model import Allocation
 from mpsd.gpu.model import MIB
 
 RESERVED_ENV = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "GPUFRAC_", "CUDA_MPS_")
 """How the names of all variables begin that we set."""
-_CDI_SINCE = {"containerd": (2, 1), "cri-o": (1, 34)}
-"""First versions whose NRI takes CDI devices from plugins (NRI 0.7)."""
-_VERSION = re.compile(r"v?(\d+)\.(\d+)")
-
-
-def takes_cdi(runtime: Runtime) -> bool:
-    """Whether a runtime injects CDI devices that a plugin names. One we don't know is not asked to."""
-    since = _CDI_SINCE.get(runtime.name.lower())
-    return since is not None and at_least(runtime, since)
-
-
-def starts_wait(runtime: Runtime) -> bool:
-    """Whether a start that we refuse does not happen. CRI-O logs the refusal and starts the container (cri-o main,
-    server/nri-api.go); one we don't know is not trusted to wait."""
-    return runtime.name.lower() == "containerd"
-
-
-def at_least(runtime: Runtime, since: tuple[int, int]) -> bool:
-    """Whether a runtime is of that version or newer; one that names none is not."""
-    version = _VERSION.match(runtime.version)
-    return version is not None and (int(version[1]), int(version[2])) >= since
 
 
 def adjustment(

@@ -15,7 +15,7 @@ from typing import Protocol
 from deviceplugin import render
 from deviceplugin.annotated import contract, devices, inventory, shares
 from deviceplugin.annotated.absence import Absence, Unenforced
-from deviceplugin.annotated.adjust import RESERVED_ENV, adjustment, cgroup_directory, lowered, starts_wait, takes_cdi
+from deviceplugin.annotated.adjust import RESERVED_ENV, adjustment, cgroup_directory, lowered
 from deviceplugin.annotated.contract import Ask, ContractError, Finding
 from deviceplugin.annotated.sandboxes import Sandboxes
 from deviceplugin.annotated.status import reduced
@@ -25,6 +25,7 @@ from deviceplugin.broker import Broker
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Runtime
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
+from deviceplugin.runtimes import starts_wait, takes_cdi
 from mpsd.config.model import AnnotationsConfig, Enforcement, TrustPolicy
 from mpsd.errors import GpufracError
 from mpsd.limits.model import same_limit

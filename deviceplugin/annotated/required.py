@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from deviceplugin.annotated.adjust import at_least
 from deviceplugin.nri.model import Runtime
+from deviceplugin.runtimes import at_least
 
 
 class _Validator(NamedTuple):

@@ -1,6 +1,6 @@
 """The world made to match the broker, with every neighbour faked."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -236,10 +236,21 @@ def test_a_container_with_two_of_our_resources_is_unenforced(world: World) -> No
     assert "gpufrac.dev/a and gpufrac.dev/b" in world.keeper.report.unenforced[first.key]
 
 
-def running(*markers: str | None) -> list[PodProcess]:
+AS_GRANTED = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M"}
+
+
+def running(
+    *markers: str | None, variables: Mapping[str, str] = AS_GRANTED, unreadable: bool = False
+) -> list[PodProcess]:
     """Processes of a pod: the pause container, and one container per marker."""
-    pause = PodProcess(1, "sandbox", None, "pause")
-    return [pause, *(PodProcess(10 + n, f"c{n}", marker, "python3") for n, marker in enumerate(markers))]
+    pause = PodProcess(1, "sandbox", None, "pause", unreadable=unreadable)
+    return [
+        pause,
+        *(
+            PodProcess(10 + n, f"c{n}", marker, "python3", unreadable and marker is None, variables)
+            for n, marker in enumerate(markers)
+        ),
+    ]
 
 
 def looks(world: World, seconds: float) -> set[str]:

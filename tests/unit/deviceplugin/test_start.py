@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
-from deviceplugin.annotated.adjust import takes_cdi
 from deviceplugin.nri.model import Runtime
 from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, ContainerRef, HardAbility
 from deviceplugin.plan.start import (
@@ -16,6 +15,7 @@ from deviceplugin.plan.start import (
     start_objection,
     starts_as,
 )
+from deviceplugin.runtimes import takes_cdi
 from mpsd.config.model import GIB, Enforcement
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import Attached, DaemonState, DaemonStatus, GpuStatus

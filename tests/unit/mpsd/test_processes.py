@@ -208,6 +208,28 @@ def test_processes_of_pods(proc: Proc) -> None:
     }
 
 
+def test_an_environment_that_may_not_be_read_is_neither_there_nor_absent(proc: Proc) -> None:
+    pod = f"0::/kubepods.slice/kubepods-pod{SLICE_UID}.slice"
+    scope = f"{pod}/cri-containerd-aa.scope\n"
+    proc.add(100)  # the host's shim, which nobody may read
+    proc.add(110, parent=100, cgroup=scope)
+    proc.add(111, parent=110, cgroup=scope)
+    proc.add(112, parent=110, cgroup=scope, env={processes.MARKER: "key1"})
+    proc.add(120, parent=100, cgroup=f"{pod}/cri-containerd-bb.scope\n")
+    for pid in (100, 110):
+        (proc.root / str(pid) / "environ").unlink()
+        (proc.root / str(pid) / "environ").mkdir()  # any error but that it is gone
+    assert processes.read_environ(110, str(proc)) is None
+    assert processes.read_environ(999, str(proc)) == {}, "it is gone"
+    assert processes.environ(110, str(proc)) == {}
+    assert [(p.pid, p.marker, p.unreadable) for p in processes.processes_of_pods(str(proc))[UID]] == [
+        (110, None, True),
+        (111, None, True),
+        (112, "key1", False),
+        (120, None, False),
+    ]
+
+
 def test_simulated_pods_only_when_asked_for(proc: Proc) -> None:
     env = {"GPUFRAC_SIM_POD_UID": UID, "GPUFRAC_SIM_CONTAINER": "main", processes.MARKER: "key1"}
     proc.add(7, env=env, cgroup="0::/kubepods/podofci/x\n")

@@ -1,0 +1,95 @@
+"""What the plugin needs of its own process and place, and what it can't do without. Reads only.
+
+As a systemd unit that runs as root it has all of it. In a pod each piece has to be given.
+"""
+
+import os
+from collections.abc import Mapping
+
+from deviceplugin.kubernetes.frontend import OFF
+from mpsd.config.model import NodeConfig
+from mpsd.host.survival import INITIAL_PID
+
+SYS_PTRACE = 19
+"""Number of the capability (linux/capability.h)."""
+
+
+def lacks(config: NodeConfig, *, environ: Mapping[str, str] = os.environ, proc: str = "/proc") -> tuple[str, ...]:
+    """Each piece that is missing: what can't be done, why, and what to give."""
+    if config.backend == "simulated":
+        return ()  # its containers are our own user's processes
+    found = [sees_no_containers(proc) or reads_no_environments(proc), *no_host_paths(config, environ)]
+    return tuple(filter(None, (*found, no_node_name(config, environ))))
+
+
+def sees_no_containers(proc: str = "/proc") -> str:
+    """Why processes of containers can't be seen, empty when they can. The number of the host's PID namespace is fixed
+    (linux/nsfs.h)."""
+    try:
+        namespace = os.readlink(f"{proc}/self/ns/pid")
+    except OSError as error:
+        return f"cannot tell whether the plugin is in the host's PID namespace: {error.strerror}: mount /proc"
+    if namespace == INITIAL_PID:
+        return ""
+    return (
+        "cannot see the processes of containers, so whether they run with their limits can't be told: the plugin is in "
+        "a PID namespace of its own: set hostPID: true"
+    )
+
+
+def reads_no_environments(proc: str = "/proc") -> str:
+    """Why the environment of other users' processes can't be read, empty when it can (ptrace(2), PTRACE_MODE_READ)."""
+    try:
+        with open(f"{proc}/self/status", encoding="ascii", errors="replace") as file:
+            lines = dict(line.split(":", 1) for line in file if ":" in line)
+        effective = int(lines["CapEff"], 16)
+    except (OSError, KeyError, ValueError) as error:
+        return f"cannot tell the plugin's capabilities: {error}: mount /proc"
+    if effective >> SYS_PTRACE & 1:
+        return ""
+    return (
+        "cannot read the environment of containers' processes, so whether they run with their limits can't be told: "
+        "the plugin lacks capability SYS_PTRACE: run it as root and privileged, or with that capability"
+    )
+
+
+def no_host_paths(config: NodeConfig, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Directories that must be the host's and are not."""
+    pods = os.path.join(config.kubelet_root, "pods")
+    found = []
+    if not os.path.isdir(pods):
+        found.append(
+            f"cannot see {pods}, so which pods are there can't be told: mount it from the host at the same path"
+        )
+    if "KUBERNETES_SERVICE_HOST" not in environ:
+        return tuple(found)  # not in a pod
+    for key, path in (
+        ("cdi.directory", config.cdi.directory),
+        ("mps.runRoot", config.mps.run_root),
+        ("stateRoot", config.state_root),
+    ):
+        if _of_the_container(path):
+            found.append(
+                f"{path} ({key}) is the plugin's container's own and goes with it: mount it from the host at the same "
+                "path"
+            )
+    return tuple(found)
+
+
+def no_node_name(config: NodeConfig, environ: Mapping[str, str]) -> str:
+    """Why the node's name may be taken wrong, empty when it is not needed or given."""
+    given = config.kubernetes.node_name or environ.get("NODE_NAME", "")
+    if config.kubernetes.access == OFF or given or "KUBERNETES_SERVICE_HOST" not in environ:
+        return ""
+    return (
+        "the node's name is not given, and the host's name in a pod may be another: set NODE_NAME by the downward API, "
+        "or kubernetes.nodeName"
+    )
+
+
+def _of_the_container(path: str) -> bool:
+    """Whether a path lies on the root file system, which in a pod is the container's."""
+    try:
+        return os.stat(path).st_dev == os.stat("/").st_dev
+    except OSError:
+        return False  # whoever needs it says so

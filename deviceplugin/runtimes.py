@@ -1,0 +1,38 @@
+"""What is known of container runtimes by their name and version (pure)."""
+
+import re
+
+from deviceplugin.nri.model import Runtime
+
+_CDI_FROM_PLUGINS_SINCE = {"containerd": (2, 1), "cri-o": (1, 34)}
+"""First versions whose NRI takes CDI devices from plugins (NRI 0.7)."""
+_CDI_WINS_SINCE = {"cri-o": (1, 34)}
+"""CRI-O put a container's own environment over that of its CDI devices until its pull request 9292 (2025-06-27, 1.34).
+A later release of an older branch may have the fix, which its version does not tell."""
+CDI_WINS_IN = "containerd, or CRI-O 1.34 or newer"
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+
+
+def takes_cdi(runtime: Runtime) -> bool:
+    """Whether a runtime injects CDI devices that a plugin names. One we don't know is not asked to."""
+    since = _CDI_FROM_PLUGINS_SINCE.get(runtime.name.lower())
+    return since is not None and at_least(runtime, since)
+
+
+def starts_wait(runtime: Runtime) -> bool:
+    """Whether a start that we refuse does not happen. CRI-O logs the refusal and starts the container (cri-o main,
+    server/nri-api.go); one we don't know is not trusted to wait."""
+    return runtime.name.lower() == "containerd"
+
+
+def cdi_wins(runtime: Runtime) -> bool:
+    """Whether the environment of a CDI device stands against the pod's and the image's. One that is not known to do
+    otherwise is believed: what it really did is looked at in each container."""
+    since = _CDI_WINS_SINCE.get(runtime.name.lower())
+    return since is None or at_least(runtime, since)
+
+
+def at_least(runtime: Runtime, since: tuple[int, int]) -> bool:
+    """Whether a runtime is of that version or newer; one that names none is not."""
+    version = _VERSION.match(runtime.version)
+    return version is not None and (int(version[1]), int(version[2])) >= since

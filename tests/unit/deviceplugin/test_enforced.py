@@ -1,0 +1,88 @@
+"""Whether containers are held to what was granted, as far as their processes show."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from deviceplugin.attention import attention
+from mpsd.snapshot import GpuClient
+from tests.builders import config, fixed, info, reported, resource, snapshot, status, uuid
+from tests.unit.deviceplugin.test_keeper import AS_GRANTED, begun, looks, running
+from tests.world import World
+
+
+@pytest.fixture
+def world(short_tmp: Path) -> Iterator[World]:
+    made = World(short_tmp)
+    yield made
+    made.ledger.close()
+
+
+def test_a_marker_that_cannot_be_read_is_neither_there_nor_absent(world: World) -> None:
+    got = world.grant()
+    begun(world, got)
+    gpu = status(info(0), mode=got.mode, clients=(GpuClient(pid=10, pod_uid="uid-1"),))
+    told = reported(world.broker.config, world.infos, world.broker.desired())
+    world.broker.observe_snapshot(snapshot(structs.replace(told[0], clients=gpu.clients), told[1]))
+    world.processes = {"uid-1": running(None, unreadable=True)}
+    assert looks(world, 15) == set()
+    assert looks(world, 15) == set()
+    (shown,) = world.picture().allocations
+    assert (shown.enforcement, shown.state) == ("cooperative", "attached")
+    assert "can't be told" in shown.reason
+    assert "SYS_PTRACE" in shown.reason
+    assert any("can't be told" in line for line in attention(None, world.picture()))
+    world.processes = {"uid-1": running(got.key)}
+    assert looks(world, 5) == set()
+    assert world.picture().allocations[0].reason == ""
+
+
+def test_who_sees_no_process_of_a_container_says_so(short_tmp: Path) -> None:
+    world = World(short_tmp, blind="the plugin is in a PID namespace of its own")
+    got = world.grant()
+    begun(world, got)
+    assert looks(world, 5) == set()
+    assert "PID namespace of its own" in world.picture().allocations[0].reason
+    world.ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "level", "words"),
+    [
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=70G", "none", "each of its processes may take up to"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "", "none", "each of its processes may take up to"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=4G", "cooperative", ""),
+        ("NVIDIA_VISIBLE_DEVICES", "all", "none", "GPUs that were not granted"),
+        ("NVIDIA_VISIBLE_DEVICES", uuid(1), "none", "GPUs that were not granted"),
+        ("NVIDIA_VISIBLE_DEVICES", uuid(0), "cooperative", ""),
+        ("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent", "none", "does not reach its MPS daemon"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100", "cooperative", "more of the GPU's compute"),
+    ],
+)
+def test_every_variable_with_a_limit_or_a_device_is_compared_with_what_was_granted(
+    short_tmp: Path, name: str, value: str, level: str, words: str
+) -> None:
+    world = World(short_tmp, config(resource("a", fixed(8), thread_percent=50), resource("b", fixed(30))))
+    got = world.grant()
+    begun(world, got)
+    granted = AS_GRANTED | {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
+    world.processes = {"uid-1": running(got.key, variables=granted | {name: value})}
+    found = looks(world, 5)
+    (shown,) = world.picture().allocations
+    assert (shown.enforcement, found) == (level, {got.key} if level == "none" else set())
+    assert words in shown.reason
+    assert bool(words) == bool(shown.reason)
+    assert (name in shown.reason) == bool(words)
+    world.ledger.close()
+
+
+def test_nobody_is_accused_of_a_variable_that_changes_nothing(short_tmp: Path) -> None:
+    world = World(short_tmp, config(resource("a", fixed(8))))
+    got = world.grant()
+    begun(world, got)
+    loose = AS_GRANTED | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=70G"}
+    world.processes = {"uid-1": running(got.key, variables=loose)}
+    assert looks(world, 5) == set(), "the daemon's own limit is no higher than this one's"
+    world.ledger.close()
