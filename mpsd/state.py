@@ -22,6 +22,13 @@ log = get_logger("mpsd")
 V = TypeVar("V")
 
 
+class ChosenProtocol(msgspec.Struct, frozen=True, kw_only=True):
+    """The MPS protocol that daemons were last started with, and the driver it was chosen for."""
+
+    driver_version: str
+    protocol: int
+
+
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """The file. Keys are GPU UUIDs; `compute_modes` holds the mode found before ours was set."""
 
@@ -30,6 +37,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     daemons: dict[str, DaemonIdentity] = {}
     compute_modes: dict[str, ComputeMode] = {}
     desired: Desired = Desired()
+    protocol: ChosenProtocol | None = None
 
 
 class StateFile:
@@ -61,6 +69,11 @@ class StateFile:
         with self._lock:
             self._write(desired=desired)
 
+    def record_protocol(self, chosen: ChosenProtocol) -> None:
+        """Remembers it over reboots, too. Raises TransientError."""
+        with self._lock:
+            self._write(protocol=chosen)
+
     def _write(self, **changes: object) -> None:
         saved = msgspec.structs.replace(self._saved, **changes)
         if saved == self._saved:
@@ -91,4 +104,8 @@ def _load(path: str, boot_id: str) -> Saved:
         with contextlib.suppress(OSError):
             os.replace(path, f"{path}.unreadable")  # the compute modes found may still be read by a person
         return empty
-    return saved if saved.boot_id == boot_id else Saved(boot_id=boot_id, desired=saved.desired)
+    return (
+        saved
+        if saved.boot_id == boot_id
+        else msgspec.structs.replace(empty, desired=saved.desired, protocol=saved.protocol)
+    )

@@ -20,7 +20,7 @@ from mpsd.daemon.paths import DaemonDirs, base_environment, control_binary, sock
 from mpsd.errors import ConfigError, GpufracError, TransientError
 from mpsd.log import get_logger
 from mpsd.plan import DaemonSpec
-from mpsd.state import StateFile
+from mpsd.state import ChosenProtocol, StateFile
 
 log = get_logger("daemon")
 
@@ -40,10 +40,17 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolChoice:
-    """The protocol that daemons to be started speak. `objection` says why they can't, empty when they can."""
+    """The protocol that daemons to be started speak. `objection` says why they can't, empty when they can. `unsure`
+    says why the control binary did not tell, empty when it did or need not: then it is asked again."""
 
     protocol: int
     objection: str = ""
+    unsure: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a daemon may be started with it: where the binary does not tell, what it told before counts."""
+        return not (self.unsure and self.objection)
 
 
 class Place(Protocol):
@@ -82,13 +89,15 @@ class LocalHost:
     """`DaemonHost` on this node.
 
     Args:
-        query_s: deadline of one command.
+        query_s: deadline of one command. help_s: of the question which protocols the binary has.
         place: where daemons are started; None for right here, so that they end with whatever mpsd ends with.
         simulated: whether pods are simulated, too.
     """
 
     START_S = 10.0
     KILL_S = 5.0
+    HELP_S = 30.0
+    """For the binary to tell its protocols: on a cold disk its first run can take far longer than a command."""
 
     def __init__(
         self,
@@ -97,6 +106,7 @@ class LocalHost:
         control: ControlClient | None = None,
         *,
         query_s: float = QUERY_S,
+        help_s: float = HELP_S,
         place: Place | None = None,
         simulated: bool = False,
     ) -> None:
@@ -105,32 +115,62 @@ class LocalHost:
         self._binary = control_binary(mps)
         self._state = state
         self._controllers: dict[int, Controller] = {2: Controller2(control, query_s), 3: Controller3(control, query_s)}
-        self._query_s = query_s
+        self._help_s = help_s
         self._place = place
         self._simulated = simulated
         self._warned = ""
         self._boot_id = processes.boot_id()
 
     def protocol(self, driver_version: str) -> ProtocolChoice:
-        """The protocol to use with this driver: what the config says, or 3 where driver and binary have it.
-
-        Raises:
-            TransientError: the binary can't be run, so what it has stays unknown.
+        """The protocol to use with this driver: what the config says, or 3 where driver and binary have it. A binary
+        that does not tell is no proof of either: then it is what it told last with this driver, or nothing is started.
         """
         if self._mps.protocol == "2":
             return ProtocolChoice(2)
         if protocol3.driver_major(driver_version) < protocol3.FIRST_DRIVER:
             missing = f"it needs driver {protocol3.FIRST_DRIVER} and this is {driver_version or 'unknown'}"
         else:
-            arguments = [self._binary, *protocol3.HELP]
-            environment = dict(base_environment(self._mps))
-            done = process.run(arguments, environment, b"", self._query_s, MAX_REPLY_BYTES)
-            if protocol3.is_offered(done.output.decode(errors="replace")):
+            try:
+                offered = self._offers_protocol_3()
+            except GpufracError as error:
+                return self._recorded_protocol(driver_version, str(error))
+            chosen = 3 if offered or self._mps.protocol == "3" else 2
+            self._record_protocol(driver_version, chosen)
+            if offered:
                 return ProtocolChoice(3)
             missing = f"{self._binary} does not offer it"
         if self._mps.protocol == "3":
             return ProtocolChoice(3, f"MPS protocol 3 can't be used: {missing}: set mps.protocol to auto")
         return ProtocolChoice(2)
+
+    def _offers_protocol_3(self) -> bool:
+        """Raises GpufracError where the binary does not tell."""
+        arguments = [self._binary, *protocol3.HELP]
+        done = process.run(arguments, dict(base_environment(self._mps)), b"", self._help_s, MAX_REPLY_BYTES)
+        said = done.output.decode(errors="replace")
+        offered = protocol3.is_offered(said, done.returncode)
+        if offered is None:
+            text = " ".join(said.split())[:200] or "nothing"
+            raise TransientError(f"{' '.join(arguments)} said {text} (exit {done.returncode})")
+        return offered
+
+    def _recorded_protocol(self, driver_version: str, error: str) -> ProtocolChoice:
+        """What to do where the binary does not tell its protocols now."""
+        recorded = self._state.saved.protocol
+        usable = recorded is not None and recorded.driver_version == driver_version
+        if recorded is not None and usable and self._mps.protocol in ("auto", str(recorded.protocol)):
+            return ProtocolChoice(recorded.protocol, unsure=error)
+        objection = (
+            f"which MPS protocols the control binary has is not known: {error}; it is asked again, or set mps.protocol "
+            "to 2 for good"
+        )
+        return ProtocolChoice(3, objection, unsure=error)
+
+    def _record_protocol(self, driver_version: str, protocol: int) -> None:
+        try:
+            self._state.record_protocol(ChosenProtocol(driver_version=driver_version, protocol=protocol))
+        except TransientError as error:
+            log.warning("the MPS protocol chosen will not be remembered", error=str(error))
 
     def find(self, spec: DaemonSpec) -> Running | None:
         """The daemon of an earlier mpsd, None when it is gone.

@@ -25,6 +25,9 @@ LIST_CLIENTS = ("client", "list", "--all", "--format=csv,noheader")
 QUIT = ("-q",)
 HELP = ("-p", "3", "-h")
 
+_NOT_RUN, _NOT_LOADED = 126, "error while loading shared libraries"
+"""Exit status from which on a shell or a launcher tells that a program did not run, and how ld.so begins."""
+
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 _LIMIT = re.compile(r"([0-9]{1,15})([KMG])(?:i?B)?")
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%?")
@@ -51,9 +54,13 @@ def driver_major(version: str) -> int:
     return int(head) if head.isascii() and head.isdigit() else 0
 
 
-def is_offered(help_text: str) -> bool:
-    """Whether the help of `-p 3` lists the modules that protocol 2 lacks."""
-    return all(module.search(help_text) for module in _HELP_MODULES)
+def is_offered(help_text: str, returncode: int) -> bool | None:
+    """Whether the help of `-p 3` lists the modules that protocol 2 lacks. None: that was no answer of the binary's, as
+    it said nothing, was ended, or could not be loaded. Which exit status help has is not documented."""
+    if all(module.search(help_text) for module in _HELP_MODULES):
+        return True
+    ran = 0 <= returncode < _NOT_RUN and _NOT_LOADED not in help_text
+    return False if ran and help_text.strip() else None
 
 
 # --- config file -----------------------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ class DaemonKeeper:
         self.finding = False
         """Whether a daemon of an earlier run is looked for: until then it is not known to be absent."""
         self.find_retry_s: float | None = None
+        self._looked = False
         self.outdated = ""
         """Why the daemon that runs is not the one wanted, though it works."""
         self.server_trouble = ""
@@ -124,6 +125,12 @@ class DaemonKeeper:
             self.feed(life.Replace(text))
         elif before and not text:
             self.feed(life.Replace(""))
+
+    def find_once(self) -> None:
+        """Looks for a daemon of an earlier run that is to go on, where none may be started. Once."""
+        if not self._looked and not self.finding:
+            self._looked = True
+            self.find()
 
     def find(self) -> None:
         """Looks for a daemon of an earlier run that nothing wants now: it has to be known to end."""

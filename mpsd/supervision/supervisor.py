@@ -25,7 +25,7 @@ from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.controller import NotAClientError
 from mpsd.daemon.host import DaemonHost, ProtocolChoice
 from mpsd.daemon.lifecycle import Jitter, Policy
-from mpsd.daemon.logs.parse import LogEvent
+from mpsd.daemon.logs.parse import LogEvent, ServerExited
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.errors import ConfigError, GpufracError, TransientError
 from mpsd.gpu.backend import GpuBackend
@@ -155,7 +155,7 @@ class Supervisor:
         self._held = False
         self._stop: _Stop | None = None
         self._watcher = process.ExitWatcher(lambda identity: self._post(partial(self._on_exit, identity)))
-        self._disk = Lane("state")
+        self._disk, self._protocol_lane = Lane("state"), Lane("protocol")
         self._started_unix_s = time.time()
         self._instance = uuids.uuid4().hex[:12]
         self._published = Published(self._snapshot(generation=0))
@@ -277,7 +277,13 @@ class Supervisor:
             self._loop.join(STOP_S + LOOK_S)
         self._published.close()
         self._watcher.close()
-        lanes = [self._disk, self._hard_limits.lane, *(gpu.lane for gpu in self._gpus.values()), *self._lanes.values()]
+        lanes = [
+            self._disk,
+            self._protocol_lane,
+            self._hard_limits.lane,
+            *(gpu.lane for gpu in self._gpus.values()),
+            *self._lanes.values(),
+        ]
         for lane in lanes:
             lane.join(1.0)
 
@@ -376,7 +382,7 @@ class Supervisor:
 
     def _ask_protocol(self) -> None:
         self._protocol_retry_s = None
-        self._disk.submit(partial(self._choose_protocol, self._protocol_of))
+        self._protocol_lane.submit(partial(self._choose_protocol, self._protocol_of))
 
     def _new_gpu(self, state: GpuState) -> _Gpu:
         uuid = state.info.uuid
@@ -396,20 +402,21 @@ class Supervisor:
 
     def _choose_protocol(self, driver_version: str) -> None:
         try:
-            choice, again = self._host.protocol(driver_version), False
+            choice = self._host.protocol(driver_version)
         except Exception as error:
             if not isinstance(error, GpufracError):
                 log.exception("choosing the MPS protocol failed in an unforeseen way")
-            choice, again = ProtocolChoice(2, objection=str(error)), True
-        self._post(partial(self._on_protocol, driver_version, choice, again))
+            choice = ProtocolChoice(3, objection=str(error), unsure=str(error))
+        self._post(partial(self._on_protocol, driver_version, choice))
 
-    def _on_protocol(self, driver_version: str, choice: ProtocolChoice, again: bool) -> None:
+    def _on_protocol(self, driver_version: str, choice: ProtocolChoice) -> None:
         if driver_version != self._protocol_of:
             return
         if choice != self._protocol:
-            log.info("MPS protocol", protocol=choice.protocol, driver=driver_version, objection=choice.objection)
+            said = log.warning if choice.unsure else log.info
+            said("MPS protocol", protocol=choice.protocol, driver=driver_version, reason=choice.unsure)
         self._protocol = choice
-        self._protocol_retry_s = time.monotonic() + PROTOCOL_RETRY_S if again else None
+        self._protocol_retry_s = time.monotonic() + PROTOCOL_RETRY_S if choice.unsure else None
         self._replan()
 
     def _on_config(self, config: NodeConfig) -> None:
@@ -648,7 +655,9 @@ class Supervisor:
     def _reconcile_daemon(self, daemon: DaemonKeeper) -> None:
         wanted = self._wanted(daemon)
         if wanted and not daemon.life.wanted:
-            if not (daemon.is_absent and self._is_blocked(daemon)) and not daemon.finding:
+            if daemon.is_absent and not self._may_start:
+                daemon.find_once()
+            elif not (daemon.is_absent and self._is_blocked(daemon)) and not daemon.finding:
                 daemon.feed(life.Wanted())
         elif not wanted and daemon.life.wanted:
             daemon.feed(life.Unwanted(busy=self._is_busy(daemon) and not self._held))
@@ -664,6 +673,11 @@ class Supervisor:
         if self._held or daemon.plan is None:
             return False
         return not self._not_shared(daemon) or any(a.group == daemon.name for a in self._desired.allocations)
+
+    @property
+    def _may_start(self) -> bool:
+        """Whether it is known what a daemon to be started shall speak. One that runs is adopted in any case."""
+        return self._protocol is not None and self._protocol.is_known
 
     def _not_shared(self, daemon: DaemonKeeper) -> str:
         assert self._protocol is not None

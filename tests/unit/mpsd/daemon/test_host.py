@@ -1,6 +1,7 @@
 """The host's decisions, with small scripts in the binary's place: which protocol, whose daemon, where it starts."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -107,8 +108,38 @@ def test_protocol(node: Node, wanted: str, driver: str, said: str, protocol: int
 def test_a_binary_is_asked_only_where_the_driver_may_have_it(node: Node) -> None:
     os.unlink(node.mps.binary)
     assert node.host.protocol("580.95.05") == ProtocolChoice(2)
-    with pytest.raises(TransientError, match=r"cannot run .*/control: No such file"):
-        node.host.protocol("615.71.09")
+    choice = node.host.protocol("615.71.09")
+    assert not choice.is_known
+    assert re.search(r"is not known: cannot run .*/control: No such file", choice.objection)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("sleep 60", "cannot get an answer"),
+        ("true", "said nothing (exit 0)"),
+        ("kill -9 $$", "(exit -9)"),
+        ("echo 'x: error while loading shared libraries: libcuda.so.1'; exit 1", "loading shared libraries"),
+        ("echo 'sh: not found'; exit 127", "(exit 127)"),
+    ],
+)
+def test_a_binary_that_does_not_tell_is_no_proof_that_it_lacks_protocol_3(node: Node, script: str, said: str) -> None:
+    node.binary(script)
+    choice = LocalHost(node.mps, node.state, help_s=0.3).protocol("615.71.09")
+    assert not choice.is_known
+    assert said in choice.unsure
+
+
+@pytest.mark.parametrize(("wanted", "driver", "known"), [("auto", "615.71.09", True), ("auto", "620.1", False)])
+def test_what_the_binary_told_last_with_this_driver_counts_also_after_a_reboot(
+    node: Node, wanted: str, driver: str, known: bool
+) -> None:
+    node.binary(f"echo '{HELP}'")
+    assert node.host.protocol("615.71.09") == ProtocolChoice(3)
+    node.binary("sleep 60")
+    state = StateFile(f"{node.root}/state/mpsd.json", "another boot")
+    choice = LocalHost(msgspec.structs.replace(node.mps, protocol=wanted), state, help_s=0.3).protocol(driver)
+    assert (choice.protocol, choice.is_known, bool(choice.unsure)) == (3, known, True)
 
 
 def test_a_daemon_is_started_found_and_ended(node: Node) -> None:

@@ -1116,3 +1116,38 @@ def test_pids_of_tests_are_free() -> None:
     """The fakes' PIDs lie above what the kernel gives."""
     assert int(Path("/proc/sys/kernel/pid_max").read_text()) <= 2**22
     assert not os.path.exists(f"/proc/{2**22 + 1}")
+
+
+def test_while_it_is_not_known_what_daemons_shall_speak_none_is_started_not_even_for_allocations(
+    short_tmp: Path, watchless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpsd.supervision.supervisor.PROTOCOL_RETRY_S", 0.01)
+    bench = Bench(short_tmp, FAST)
+    bench.host.fail["protocol"] = TransientError("it is slow")
+    with running(bench):
+        bench.supervisor.apply(bind(ONE))
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        gpu = bench.until_gpu(ONE, lambda gpu: "it is slow" in gpu.not_shared)
+        bench.host.await_call("find", ONE)
+        assert "spawn" not in bench.host.verbs(ONE)
+        assert gpu.mode is None
+        bench.host.choice = ProtocolChoice(3)
+        bench.host.fail.clear()
+        gpu = bench.until_daemon(ONE, DaemonState.READY)
+        assert gpu.daemon is not None
+        assert gpu.daemon.protocol == 3
+
+
+def test_what_was_chosen_before_is_used_and_asked_about_again(
+    short_tmp: Path, watchless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpsd.supervision.supervisor.PROTOCOL_RETRY_S", 0.01)
+    bench = Bench(short_tmp, FAST)
+    bench.host.choice = ProtocolChoice(3, unsure="it is slow")
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        gpu = bench.until_daemon(ONE, DaemonState.READY)
+        assert gpu.daemon is not None
+        assert (gpu.daemon.protocol, gpu.not_shared) == (3, "")
+        bench.host.choice = ProtocolChoice(2)
+        bench.host.await_call("quit", ONE)  # another is to take its place
