@@ -29,8 +29,9 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One control daemon, the same for each GPU of its group.
 
     `pinned_limit_bytes` is the default limit as read back, None until then; under protocol 3 it is no client's of ours.
-    `attached`: under protocol 3, the allocations whose namespace was read back. `wedged`: it is to be replaced by
-    `mps.onWedge`. `last_log` has the daemon's last log lines while it is in trouble.
+    `attached`: under protocol 3, the allocations whose namespace was read back. `unheld`: under protocol 2, why its
+    bound GPUs are not closed to whoever skips MPS; empty: they are. `wedged`: it is to be replaced by `mps.onWedge`.
+    `last_log` has the daemon's last log lines while it is in trouble.
     """
 
     state: DaemonState
@@ -44,6 +45,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     log_directory: str = ""
     pinned_limit_bytes: int | None = None
     attached: tuple["Attached", ...] = ()
+    unheld: str = ""
     restarts: int = 0
     wedged: bool = False
     last_log: tuple[str, ...] = ()

@@ -92,6 +92,8 @@ def _gpu_objection(allocation: Allocation, gpu: GpuStatus) -> str:
             return reason
     if gpu.mode is not allocation.mode:
         return f"its GPU is not in {allocation.mode} yet" + (f": {gpu.reason}" if gpu.reason else "")
+    if allocation.needs_daemon and gpu.daemon is not None and gpu.daemon.unheld:
+        return f"a process that skips MPS could take its GPU: {gpu.daemon.unheld}"
     return ""
 
 

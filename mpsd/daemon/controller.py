@@ -75,6 +75,14 @@ class Controller(Protocol):
         """
         ...
 
+    def hold_server(self, spec: DaemonSpec) -> None:
+        """Has a server that is up, clients or not: while one is, an EXCLUSIVE_PROCESS GPU is closed to who skips MPS.
+
+        Raises:
+            TransientError: there is none yet.
+        """
+        ...
+
     def clients(self, spec: DaemonSpec) -> MpsClients:
         """Who is connected."""
         ...

@@ -1,5 +1,6 @@
 """Protocol 2: the daemon's default limit, set for each of its GPUs, is what clients get."""
 
+import os
 from collections.abc import Mapping
 
 from mpsd.daemon import protocol2
@@ -51,6 +52,21 @@ class Controller2:
                     "error are gone: end them"
                 )
         return {}
+
+    def hold_server(self, spec: DaemonSpec) -> None:
+        """See Controller. Where any user's clients share one server it is root's, as we are then (MPS architecture)."""
+        servers, said = self._servers(spec), ""
+        if not servers:
+            said = self._ask(spec, protocol2.start_server(os.geteuid())).strip()[:200]
+            servers = self._servers(spec)
+        if not servers:
+            reply = f" (it said {said})" if said else ""
+            raise TransientError(
+                f"the MPS daemon has no server after it was told to start one{reply}: its log says why; a process that "
+                "skipped MPS and has the GPU keeps servers out"
+            )
+        if all(protocol2.is_starting(self._ask(spec, protocol2.get_status(server))) for server in servers):
+            raise TransientError(f"the MPS server {servers[0]} is still starting")
 
     def clients(self, spec: DaemonSpec) -> MpsClients:
         """See Controller."""

@@ -80,6 +80,9 @@ class Controller3:
             objections[DEFAULT.name] = objection
         return objections
 
+    def hold_server(self, spec: DaemonSpec) -> None:
+        """Nothing: under this protocol GPUs are open to several processes, so that no server could close one."""
+
     def clients(self, spec: DaemonSpec) -> MpsClients:
         """See Controller. Of all servers: clients of the daemon's own socket have one of theirs."""
         servers = protocol3.parse_servers(self._call(spec, protocol3.LIST_SERVERS))

@@ -36,6 +36,11 @@ def get_server_limit(server: int, ordinal: int) -> str:
     return f"get_device_pinned_mem_limit {server} {ordinal}"
 
 
+def start_server(uid: int) -> str:
+    """Starts a server for clients of this user, before any of them comes. Its reply is not documented."""
+    return f"start_server -uid {uid}"
+
+
 def get_status(server: int) -> str:
     return f"get_server_status {server}"
 
@@ -66,6 +71,11 @@ def is_fault(reply: str) -> bool:
     """Whether a server's status says that a client brought it down: it takes no new ones until those with the error are
     gone (MPS architecture, r615). Other words for a status are not all documented, and none of them is a fault."""
     return reply.strip().upper() == "FAULT"
+
+
+def is_starting(reply: str) -> bool:
+    """Whether a server's status says that it is not up yet."""
+    return reply.strip().upper() == "INITIALIZING"
 
 
 def is_terminated(reply: str) -> bool:

@@ -18,6 +18,7 @@ from mpsd.log import get_logger
 from mpsd.plan import DaemonSpec, GroupPlan, namespace_of
 from mpsd.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
 from mpsd.supervision.lanes import Lane
+from mpsd.supervision.serverhold import ServerHold
 
 log = get_logger("mpsd")
 
@@ -70,6 +71,7 @@ class DaemonKeeper:
         self._verified: Mapping[str, Namespace] = {}
         self._refused: Mapping[str, str] = {}
         self._main_linked = False
+        self.hold = ServerHold(lane, outside.host, outside.post)
         self.leaving: bool | None = None
         """When stopping: None until decided, then whether the daemon is left running."""
 
@@ -174,6 +176,12 @@ class DaemonKeeper:
         if trouble:
             log.warning("MPS server in trouble", daemon=self.name, reason=trouble)
             self.feed(life.Troubled(trouble))
+
+    def hold_server(self, *, closed: bool) -> None:
+        """Has an MPS server held where its GPUs are, by their compute mode, `closed` to all others while there is one.
+        That needs a daemon that answers."""
+        wanted = closed and self.spec.protocol == 2 and self.answers
+        self.hold.reconcile(self.spec, self.identity if wanted else None)
 
     def pass_deadline(self, now_s: float) -> None:
         """Tells the lifecycle when its deadline is over."""
@@ -361,6 +369,7 @@ class DaemonKeeper:
             log_directory=self.spec.dirs.log,
             pinned_limit_bytes=self._limit_bytes if self.answers else None,
             attached=attached,
+            unheld=self.hold.objection,
             restarts=self.life.restarts,
             wedged=self.life.wedged,
             last_log=() if fine else last_log(),

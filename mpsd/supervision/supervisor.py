@@ -330,6 +330,7 @@ class Supervisor:
     def _pause_s(self) -> float:
         deadlines = [daemon.life.deadline_s for daemon in self._daemons.values() if not daemon.leaving]
         deadlines += [daemon.find_retry_s for daemon in self._daemons.values()]
+        deadlines += [daemon.hold.retry_s for daemon in self._daemons.values() if self._stop is None]
         if self._stop is None:
             deadlines += [retry_s for gpu in self._gpus.values() for retry_s in (gpu.mode.retry_s, gpu.usage.retry_s)]
         deadlines += [servers.deadline_s(time.monotonic()) for servers in self._servers.values()]
@@ -457,6 +458,8 @@ class Supervisor:
         if servers is not None:
             servers.note(event, time.monotonic())
             self._note_servers(name, servers)
+            if isinstance(event, ServerExited):
+                self._daemons[name].hold.doubt()
 
     def _note_servers(self, name: str, servers: ServerWatch) -> None:
         daemon = self._daemons[name]
@@ -553,6 +556,7 @@ class Supervisor:
 
     def _on_tried(self, daemon: DaemonKeeper) -> None:
         """The daemon answered, or failed to: time to see who uses its GPUs, where somebody may or it matters."""
+        daemon.hold.check()
         for gpu in self._members(daemon):
             if daemon.awaits_drain:
                 gpu.usage.count(None)
@@ -567,6 +571,8 @@ class Supervisor:
             return
         if count.servers is not None:
             daemon.servers = count.servers
+            if not count.servers:
+                daemon.hold.check()
         if self._stop is not None:
             if count.fresh_s is not None and count.fresh_s >= self._stop.begun_s:
                 self._stop.looked.add(uuid)
@@ -651,6 +657,9 @@ class Supervisor:
                 if self._stop is None:
                     gpu.usage.observe(gpu.state.processes)
                 self._reconcile_mode(gpu, on_it)
+        if self._stop is None:
+            for daemon in self._daemons.values():
+                daemon.hold_server(closed=self._is_closed(daemon))
 
     def _reconcile_daemon(self, daemon: DaemonKeeper) -> None:
         wanted = self._wanted(daemon)
@@ -748,6 +757,11 @@ class Supervisor:
                 gpu.mode.refuse(f"cannot bind it to {target.mode}: foreign processes use it (pid {pids})")
                 return
         gpu.mode.reconcile(target)
+
+    def _is_closed(self, daemon: DaemonKeeper) -> bool:
+        """Whether all of its GPUs are bound so that one process at a time may open them."""
+        holds = [gpu.mode.applied for gpu in self._members(daemon)]
+        return bool(holds) and all(h is not None and h.compute_mode is ComputeMode.EXCLUSIVE_PROCESS for h in holds)
 
     def _target(self, gpu: _Gpu, daemon: DaemonKeeper) -> Hold | None:
         mode = None if self._held or self._stop is not None else self._bound(gpu.uuid)

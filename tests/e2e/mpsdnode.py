@@ -16,6 +16,7 @@ from mpsd import processes
 from mpsd.localapi.client import MpsdClient, call
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import clear_fault, set_fault
+from mpsd.sim.mps.switches import set_switch
 from mpsd.snapshot import Desired, GpuStatus, Snapshot
 from tests.lines import next_line
 
@@ -138,6 +139,10 @@ metrics: {{address: ""}}
     def fault(self, name: str, value: str = "") -> None:
         """Switches a fault of all emulated daemons on."""
         set_fault(self.simulation, name, value)
+
+    def switch(self, name: str, value: str) -> None:
+        """Has the emulated daemons do otherwise what no source settles."""
+        set_switch(self.simulation, name, value)
 
     def clear(self, name: str) -> None:
         clear_fault(self.simulation, name)

@@ -389,3 +389,59 @@ def test_calls_with_nonsense_are_refused(node: MpsdNode) -> None:
     unknown = node.call("clients", {"uuids": ["GPU-unknown"]})["GPU-unknown"]
     assert unknown["error"].startswith("cannot list the clients of GPU GPU-unknown: ")
     assert node.client.status()["pid"] > 0
+
+
+def past_mps(node: MpsdNode, gpu: GpuStatus, size: str = "70Gi") -> str:
+    """What a CUDA program gets that a container of the GPU runs and that finds no daemon."""
+    program = node.cuda(gpu, "--allocate", size, GPUFRAC_ALLOCATION="k0", CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+    return program.communicate(timeout=WAIT_S)[0].strip()
+
+
+BUSY = "CUDA_ERROR_DEVICE_UNAVAILABLE"
+
+
+def is_held(gpu: GpuStatus) -> bool:
+    return gpu.mode is Mode.SM_SHARING and is_ready(gpu) and gpu.daemon is not None and not gpu.daemon.unheld
+
+
+@pytest.mark.parametrize("ending", ["none yet", "crash", "quit", "shutdown"])
+def test_first_past_mps_finds_the_gpu_closed(node: MpsdNode, ending: str) -> None:
+    """Before any client came, and when the last server crashed, was told to quit or was shut down."""
+    node.start()
+    node.until_ready()
+    bind(node)
+    gpu = node.until_gpu(is_held)
+    assert gpu.daemon is not None
+    if ending != "none yet":
+        servers = [pid for pid in node.mps_processes() if pid != pid_of(gpu)]
+        if ending == "crash":
+            for pid in servers:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            tell(gpu, "quit" if ending == "quit" else f"shutdown_server {servers[0]} -f")
+        old = {*servers, *([pid_of(gpu)] if ending == "quit" else [])}
+        until(lambda: len(now := node.mps_processes()) == 2 and not old & set(now), "another server is there")
+        gpu = node.until_gpu(is_held)
+    assert past_mps(node, gpu) == BUSY
+    assert grants(node, gpu, "4Gi") == str(4 * GIB)
+
+
+def tell(gpu: GpuStatus, command: str) -> None:
+    """What a container that runs as root can tell its daemon."""
+    assert gpu.daemon is not None
+    binary = os.path.join(
+        os.path.dirname(os.path.dirname(gpu.daemon.pipe_directory)), "sim/bin/nvidia-cuda-mps-control"
+    )
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": gpu.daemon.pipe_directory}
+    subprocess.run([binary], input=command + "\n", env=environment, text=True, check=False, timeout=WAIT_S)
+
+
+def test_where_no_server_can_be_started_nobody_is_let_in_and_it_is_said(node: MpsdNode) -> None:
+    node.start()
+    node.until_ready()
+    node.switch("start-server", "nothing")
+    bind(node)
+    gpu = node.until_gpu(lambda gpu: gpu.daemon is not None and "told to start one" in gpu.daemon.unheld)
+    node.switch("start-server", "starts")
+    gpu = node.until_gpu(is_held)
+    assert past_mps(node, gpu) == BUSY

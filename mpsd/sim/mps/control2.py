@@ -107,7 +107,7 @@ class Control2:
         if words[0] != "-uid":
             raise ValueError
         uid = int(words[1])
-        if not self.servers:
+        if not self.servers and self.settings.switch("start-server") == "starts":
             self._actions.append(("start", uid, ""))
         return self.settings.switch("start-server-reply")
 

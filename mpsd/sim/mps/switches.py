@@ -45,6 +45,10 @@ SWITCHES: dict[str, tuple[str, str]] = {
     "bad-argument-reply": ("Invalid argument", "text for a malformed value or a missing word"),
     "bad-server-reply": ("Server not found", "text for a PID that is no server"),
     "bad-client-code": ("1", "number terminate_client prints for a PID that is no client, or was terminated before"),
+    "start-server": (
+        "starts",
+        "start_server where no server is: starts (documented; whether it stays without a client is not) | nothing",
+    ),
     "start-server-reply": ("", "text after start_server"),
     "shutdown-server-reply": ("", "text after shutdown_server; it comes at once, the server ends later"),
     "other-uid-blocks": ("yes", "single-user: a waiting client of another UID also holds up later ones: yes | no"),

@@ -86,6 +86,7 @@ def test_it_may_not_start_on_one_that_does_not_hold_its_limit(
 @pytest.mark.parametrize(
     ("second", "said"),
     [
+        ({"daemon": daemon(unheld="none is up")}, "GPU 1: a process that skips MPS could take its GPU: none is up"),
         ({"mode": None, "reason": "foreign processes"}, "GPU 1: its GPU is not in sm-sharing yet: foreign processes"),
         ({"health": GpuHealth.LOST, "reason": "off the bus"}, "GPU 1: off the bus"),
         ({"daemon": None}, "waiting for the MPS daemon of group pair0"),

@@ -111,6 +111,9 @@ class FakeHost:
             raise NotAClientError(f"cannot terminate pid {pid}: it is no client")
         self.terminated.append(pid)
 
+    def hold_server(self, spec: DaemonSpec) -> None:
+        self._call("hold server", spec.name)
+
     def clients(self, spec: DaemonSpec) -> MpsClients:
         self._call("clients", spec.name)
         return self.connected.get(spec.name, MpsClients())

@@ -1,0 +1,97 @@
+"""Keeps an MPS server on the GPUs of one daemon of protocol 2, before and after anybody uses it.
+
+EXCLUSIVE_PROCESS closes a GPU only while a server has its context there. Without one, whoever skips MPS and comes first
+gets the whole GPU and keeps everybody else out: before the first client, and after a server crashed or was told to
+quit. So a server is started once the GPUs are in that mode, and no container starts before it is seen.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from mpsd.daemon.adopt import DaemonIdentity
+from mpsd.daemon.host import DaemonHost
+from mpsd.errors import GpufracError
+from mpsd.log import get_logger
+from mpsd.plan import DaemonSpec
+from mpsd.supervision.lanes import Lane
+
+log = get_logger("mpsd")
+
+PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""After each failed try, the last one for good: a server takes from a tenth of a second to many seconds to start."""
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class ServerHold:
+    """Of one daemon. Every method is for the supervisor's thread; the daemon is asked in its lane."""
+
+    def __init__(self, lane: Lane, host: DaemonHost, post: Post) -> None:
+        self._lane, self._host, self._post = lane, host, post
+        self._wanted_on: DaemonIdentity | None = None
+        self._held = False
+        self._busy = False
+        self._doubted = False
+        """Whether a look that is under way may be older than what made us doubt."""
+        self._failed = 0
+        self._retry_s: float | None = None
+        self._error = ""
+
+    @property
+    def objection(self) -> str:
+        """Why nobody may rely on the GPUs being closed to those who skip MPS; empty when they are, or need not be."""
+        if self._wanted_on is None or self._held:
+            return ""
+        return f"no MPS server holds its GPU yet{f': {self._error}' if self._error else ''}"
+
+    @property
+    def retry_s(self) -> float | None:
+        """When to look again (monotonic), None when nothing waits for that."""
+        return self._retry_s
+
+    def doubt(self) -> None:
+        """A server ended, or may have: it is looked at again. Nothing is relied on before."""
+        self._held, self._doubted, self._retry_s = False, True, None
+
+    def check(self) -> None:
+        """Time to look again. What was seen last stays in force until the answer."""
+        self._doubted = True
+
+    def reconcile(self, spec: DaemonSpec, on: DaemonIdentity | None) -> None:
+        """Has a server held on this daemon; None: none is needed, or none can be had now."""
+        if on != self._wanted_on:
+            self._wanted_on, self._held, self._doubted = on, False, False
+            self._failed, self._retry_s, self._error = 0, None, ""
+        if on is None or self._busy or (self._held and not self._doubted):
+            return
+        if self._retry_s is not None and time.monotonic() < self._retry_s:
+            return
+        self._busy, self._doubted, self._retry_s = True, False, None
+        self._lane.submit(partial(self._hold, spec, on))
+
+    def _hold(self, spec: DaemonSpec, on: DaemonIdentity) -> None:
+        error = ""
+        try:
+            self._host.hold_server(spec)
+        except Exception as failure:
+            if not isinstance(failure, GpufracError):
+                log.exception("holding an MPS server failed in an unforeseen way", daemon=spec.name)
+            error = str(failure) or "it failed"
+        self._post(partial(self._on_result, spec, on, error))
+
+    def _on_result(self, spec: DaemonSpec, on: DaemonIdentity, error: str) -> None:
+        self._busy = False
+        if on != self._wanted_on:
+            return
+        held = not error and not self._doubted
+        if held and not self._held:
+            log.info("an MPS server holds the GPU", daemon=spec.name)
+        if error and error != self._error:
+            log.warning("no MPS server holds the GPU", daemon=spec.name, reason=error)
+        self._held, self._error = held, error
+        if error:
+            self._retry_s = time.monotonic() + PAUSES_S[min(self._failed, len(PAUSES_S) - 1)]
+            self._failed += 1
+        elif held:
+            self._failed = 0
