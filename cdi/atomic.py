@@ -120,6 +120,12 @@ class DurableDirectory:
                 self._flush(fd)
             return removed
 
+    def rename(self, name: str, new: str) -> None:
+        """Gives an entry another name in the directory; what had that one is gone. Of a link, the link itself."""
+        with self._opened(check_file_name(new)) as fd:
+            os.rename(name, new, src_dir_fd=fd, dst_dir_fd=fd)
+            os.fsync(fd)
+
     def sync(self) -> None:
         """Puts names written or removed since the last flush on disk; nothing to do when there are none."""
         with self._opened() as fd:

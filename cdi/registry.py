@@ -203,13 +203,14 @@ def _conflicting(registry: Registry, kind: str) -> bool:
     return any(name.startswith(f"{kind}=") for name in registry.conflicts)
 
 
-def _scan_directory(directory: str, priority: int) -> list[SpecFile | BrokenFile]:
+def spec_paths(directory: str) -> list[str] | BrokenFile:
+    """The files of a directory that runtimes read, sorted; none where it is not there."""
     if os.path.islink(directory):
         # The library does not follow the starting point of its walk (verified with podman 4.3.1).
-        return [BrokenFile(directory, ("is a symbolic link: runtimes do not look into it; use the real path",))]
+        return BrokenFile(directory, ("is a symbolic link: runtimes do not look into it; use the real path",))
     try:
         with os.scandir(directory) as entries:
-            paths = sorted(
+            return sorted(
                 entry.path
                 for entry in entries
                 if entry.name.endswith((".json", ".yaml")) and not entry.is_dir(follow_symlinks=False)
@@ -217,11 +218,18 @@ def _scan_directory(directory: str, priority: int) -> list[SpecFile | BrokenFile
     except FileNotFoundError:
         return []
     except OSError as exc:
-        return [BrokenFile(directory, (f"cannot list it: {exc.strerror}",))]
-    return [file for path in paths if (file := _read(path, priority)) is not None]
+        return BrokenFile(directory, (f"cannot list it: {exc.strerror}",))
 
 
-def _read(path: str, priority: int) -> SpecFile | BrokenFile | None:
+def _scan_directory(directory: str, priority: int) -> list[SpecFile | BrokenFile]:
+    paths = spec_paths(directory)
+    if isinstance(paths, BrokenFile):
+        return [paths]
+    return [file for path in paths if (file := read_spec(path, priority)) is not None]
+
+
+def read_spec(path: str, priority: int) -> SpecFile | BrokenFile | None:
+    """One file as runtimes take it; None where it is gone by now."""
     try:
         data, _ = read_regular(path)
         version, spec = (decode_json if path.endswith(".json") else decode_yaml)(data)

@@ -4,6 +4,7 @@ One file per id: `<vendor>-<class>_<id>.json`, the usual name of a transient spe
 whose content is of our kind. Files of others are never replaced and never removed.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from types import TracebackType
@@ -12,11 +13,13 @@ from typing import Self
 import msgspec
 
 from cdi import names
-from cdi.atomic import DurableDirectory
+from cdi.atomic import MAX_NAME_BYTES, DurableDirectory
 from cdi.encode import encode_spec
 from cdi.errors import CdiError, ForeignFileError, InvalidNameError, InvalidSpecError, SpecFileError
 from cdi.model import Spec
 
+ASIDE = ".set-aside"
+"""Ends the name of a file that runtimes are to take no more."""
 _ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,62}[A-Za-z0-9])?")
 
 
@@ -107,6 +110,22 @@ class SpecDirectory:
             errors[self.path] = exc
         return Applied(tuple(written), tuple(removed), errors)
 
+    def identifier_of(self, name: str) -> str | None:
+        """The id whose file has that name, None for a name that is none of ours."""
+        if not (name.startswith(self._stem) and name.endswith(".json")):
+            return None
+        identifier = name.removeprefix(self._stem).removesuffix(".json")
+        return identifier if _ID.fullmatch(identifier) else None
+
+    def set_aside(self, name: str) -> str:
+        """Renames an entry of any name so that no reader of CDI specs takes it; the new name."""
+        aside = f"{os.fsencode(name)[: MAX_NAME_BYTES - len(ASIDE)].decode(errors='ignore')}{ASIDE}"
+        try:
+            self._files.rename(name, aside)
+        except OSError as exc:
+            raise SpecFileError("set aside", f"{self.path}/{name}", _reason(exc)) from exc
+        return aside
+
     def collect_temp_files(self) -> list[str]:
         """Removes temporary files that a killed process of ours left; gives their names. Call it once at start."""
         try:
@@ -158,9 +177,7 @@ class SpecDirectory:
             found = self._files.names()
         except OSError as exc:
             raise SpecFileError("list the directory of", self.path, _reason(exc)) from exc
-        ours = (name for name in found if name.startswith(self._stem) and name.endswith(".json"))
-        candidates = (name.removeprefix(self._stem).removesuffix(".json") for name in ours)
-        return [identifier for identifier in candidates if _ID.fullmatch(identifier)]
+        return [identifier for name in found if (identifier := self.identifier_of(name)) is not None]
 
     def _owner(self, identifier: str) -> str:
         """`ours`, `foreign`, `damaged` (no spec at all in it: replaced by a put, else left for people) or `nobody`."""

@@ -63,6 +63,7 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
     if plugin.mpsd_error and snapshot is not None:
         lines.append(plugin.mpsd_error)
     lines += [error for error in (plugin.kubelet_error, plugin.checkpoint_error, plugin.cdi_error) if error]
+    lines += plugin.cdi_objections
     if plugin.kubernetes is not None and plugin.kubernetes.error:
         lines.append(f"Kubernetes API: {plugin.kubernetes.error}")
     if plugin.annotated is not None:

@@ -43,6 +43,8 @@ UNKNOWN_S = 5.0
 """After our own start, how long CDI files of an earlier run stand before mpsd's first word."""
 VERIFY_S = 30.0
 """How often the CDI directory is compared with what should be there, whatever happened."""
+GUARD_S = 5.0
+"""How often it is looked whether somebody else changed something in the CDI directories."""
 CLIENTS_S = 10.0
 PRESSED_CLIENTS_S = 2.0
 """How long mpsd may take to look up GPU processes; the shorter one while an Allocate waits for it."""
@@ -53,11 +55,15 @@ Grant = tuple[Allocation, str]
 
 
 class SpecFiles(Protocol):
-    """The CDI directory, our files only."""
+    """The CDI directory, our files only. `is_off`: whether somebody else changed something; `objections`: what of it
+    is to be told."""
 
     def put(self, identifier: str, spec: Spec) -> bool: ...
     def remove(self, identifier: str) -> bool: ...
     def apply(self, desired: Mapping[str, Spec]) -> Applied: ...
+    def is_off(self) -> bool: ...
+    @property
+    def objections(self) -> tuple[str, ...]: ...
 
 
 class Mpsd(Protocol):
@@ -80,6 +86,7 @@ class Report:
     kubelet_error: str = "not asked yet"
     checkpoint_error: str = ""
     spec_error: str = ""
+    spec_objections: tuple[str, ...] = ()
     published: frozenset[str] = frozenset()
     unenforced: Mapping[str, str] = field(default_factory=dict)
     doubts: Mapping[str, str] = field(default_factory=dict)
@@ -122,6 +129,7 @@ class Keeper:
         self._look = threading.Event()
         self._started_s = monotonic()
         self._verified_s = 0.0
+        self._guarded_s = float("-inf")
         self._named_s = 0.0
         self._pushed: Desired | None = None
         self._push_needed = True
@@ -196,7 +204,7 @@ class Keeper:
                 return
             try:
                 self.note_ledger()
-                wait_s = min(VERIFY_S, self.attach() or VERIFY_S)
+                wait_s = min(GUARD_S, self.attach() or GUARD_S)
                 if self._push_needed or self.report.spec_error or self.report.held_back or self._broker.ledger_error:
                     wait_s = min(wait_s, 1.0)
                 if granted:
@@ -235,7 +243,8 @@ class Keeper:
         if settled:
             if self._broker.version != version:
                 permitted = self._broker.permitted()
-            problems += self._write_all(permitted, verify=verify)
+            problems += self._write_all(permitted, verify=verify or self._files_are_off())
+            self._note_objections()
             self._note_spec_error("; ".join([problem for problem in problems if problem][:3]))
         return deadline_s
 
@@ -286,6 +295,14 @@ class Keeper:
         self._published = {key: grant for key, grant in permitted.items() if key not in applied.errors}
         return [str(error) for error in applied.errors.values()]
 
+    def _files_are_off(self) -> bool:
+        now_s = self._monotonic()
+        if now_s - self._guarded_s < GUARD_S:
+            return False
+        self._guarded_s = now_s
+        with self._spec_lock:
+            return self._specs.is_off()
+
     def _spec(self, allocation: Allocation, pipe_directory: str) -> Spec:
         mps = self._broker.config.mps
         shared_memory = render.shared_memory(allocation, mps)
@@ -312,6 +329,13 @@ class Keeper:
             if text:
                 log.error("CDI files do not match what is permitted", error=text)
             self.report.spec_error = text
+
+    def _note_objections(self) -> None:
+        objections = self._specs.objections
+        for text in objections:
+            if text not in self.report.spec_objections:
+                log.error("CDI devices of ours are not ours alone", reason=text)
+        self.report.spec_objections = objections
 
     def _push(self, *, again: bool) -> None:
         desired = self._broker.desired()

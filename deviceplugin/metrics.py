@@ -33,7 +33,11 @@ def render(status: PluginStatus) -> str:
     gauge("mpsd_up", "1 while mpsd answers and sees GPUs.", [({}, not status.mpsd_error)])
     gauge("kubelet_up", "1 while the kubelet shows its pods.", [({}, not status.kubelet_error)])
     gauge("config_ok", "0 while a refused config file waits to be mended.", [({}, not status.config_error)])
-    gauge("cdi_ok", "0 while CDI files do not match what is permitted.", [({}, not status.cdi_error)])
+    gauge(
+        "cdi_ok",
+        "0 while CDI files do not match what is permitted.",
+        [({}, not (status.cdi_error or status.cdi_objections))],
+    )
     gauge(
         "gpu_usable_bytes",
         "Memory that shares of the GPU may add up to.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import msgspec
 from msgspec import structs
 
+from cdi.registry import DEFAULT_DIRECTORIES
 from cdi.writer import SpecDirectory
 from deviceplugin import lastknown, needs, render
 from deviceplugin.broker import Broker
@@ -28,6 +29,7 @@ from deviceplugin.metrics import MetricsServer
 from deviceplugin.nodeevents import WedgeNews
 from deviceplugin.plan.model import newer
 from deviceplugin.podevents import PodNews
+from deviceplugin.specguard import SpecGuard
 from deviceplugin.status import PluginStatus, allocation_statuses, plugin_status
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
@@ -79,8 +81,9 @@ class Services:
         self._kubelet_path = os.path.join(config.kubelet_root, "device-plugins", "kubelet.sock")
         self._kubelet_socket: Identity | None = None
         self._kubelet = PodResourcesClient(os.path.join(config.kubelet_root, "pod-resources", "kubelet.sock"))
-        self._specs = SpecDirectory(config.cdi.directory, render.VENDOR, render.CLASS)
-        self._specs.collect_temp_files()
+        specs = SpecDirectory(config.cdi.directory, render.VENDOR, render.CLASS)
+        specs.collect_temp_files()
+        self._specs = SpecGuard(specs, DEFAULT_DIRECTORIES, render.device_name)
         self._mpsd = MpsdClient(config.mpsd_socket)
         self._keeper = Keeper(
             broker,

@@ -106,7 +106,8 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """The plugin process as a whole; every error is empty when there is none. `gone_drained`: drains of GPUs that are
     no longer on the node, by UUID. `hard_limits` says whether limits can be hard on this node, or each piece that is
     missing; `limit_drifts` how often one was found not in force. `state_root` is where the node keeps what must outlive
-    it. `annotated` is None where the config has no `annotations`."""
+    it. `annotated` is None where the config has no `annotations`. `cdi_objections`: files of others that define CDI
+    devices of ours."""
 
     pid: int
     started_unix_s: float
@@ -128,6 +129,7 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     state_root: str = ""
     annotated: AnnotatedStatus | None = None
     kubernetes: KubernetesState | None = None
+    cdi_objections: tuple[str, ...] = ()
 
 
 class Registration(Protocol):
@@ -365,6 +367,7 @@ def plugin_status(
         kubelet_error=report.kubelet_error,
         checkpoint_error=report.checkpoint_error,
         cdi_error=report.spec_error,
+        cdi_objections=report.spec_objections,
         config_error=config_error,
         config_restart_needed=config_restart_needed,
         gpu_devices=f"cdi ({inspection.hard.kind})" if inspection.hard.kind else "envvar",

@@ -43,6 +43,11 @@ class FakeSpecs:
     def remove(self, identifier: str) -> bool:
         return self.files.pop(identifier, None) is not None
 
+    objections: tuple[str, ...] = ()
+
+    def is_off(self) -> bool:
+        return False
+
     def apply(self, desired: Mapping[str, Spec]) -> Applied:
         errors: dict[str, CdiError] = {}
         self.files = {key: spec for key, spec in self.files.items() if key in desired}

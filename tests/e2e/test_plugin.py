@@ -25,7 +25,7 @@ from mpsd.config.model import GIB, socket_name
 from mpsd.errors import GpufracError
 from mpsd.sim.driver import gpu_uuid
 from mpsd.sim.gpus import SimulatedBackend
-from tests.e2e.mpsdnode import ROOT, WAIT_S
+from tests.e2e.mpsdnode import ROOT, WAIT_S, end
 from tests.e2e.pluginnode import BIG, RESOURCES, SLICED, SMALL, UNITS, PluginNode, init, kill, plugin_node
 
 pytestmark = pytest.mark.leaks_ok("gRPC keeps pollers, and channels close late")
@@ -560,3 +560,27 @@ def test_a_bad_config_stops_the_start_with_every_problem(short_tmp: Path) -> Non
     for part in ("resources[0].name", "resources[0].unit", "resources[0].compute.mode", "mem"):
         assert part in got.stderr, got.stderr
     assert "Traceback" not in got.stderr
+
+
+def test_a_copy_of_a_cdi_file_neither_stops_a_container_nor_starts_one(short_tmp: Path) -> None:
+    constants = {"deviceplugin.keeper.GUARD_S": 0.1, "deviceplugin.specguard.FRESH_S": 0.0}
+    node = PluginNode(short_tmp, constants=constants)
+    try:
+        node.kubelet.start()
+        mpsd = node.mpsd.start()
+        node.mpsd.until_ready()
+        node.start_plugin()
+        node.until(lambda: node.allocatable(SMALL) > 0)
+        pod = node.admit_running("web-0")
+        (file,) = (short_tmp / "cdi").glob("gpufrac.dev-allocation_*.json")
+        (short_tmp / "cdi" / "backup.json").write_bytes(file.read_bytes())
+        node.until(lambda: not (short_tmp / "cdi" / "backup.json").exists())
+        assert (short_tmp / "cdi" / "backup.json.set-aside").exists()
+        assert "backup.json" in node.log()
+        end(mpsd)
+        node.until(lambda: not node.cdi_keys())
+        (short_tmp / "cdi" / "backup.json.set-aside").rename(short_tmp / "cdi" / "backup.yaml")
+        node.until(lambda: not (short_tmp / "cdi" / "backup.yaml").exists())
+        assert key(pod) == node.status().allocations[0].key
+    finally:
+        node.close()
