@@ -104,11 +104,10 @@ def tell(story: Story, node: SimulatedNode, run_root: str) -> None:
         return lines
 
     def full() -> list[str]:
-        refused = node.admit(pods("too-big.yaml"))["pods"]
-        for pod in refused:
-            need(pod["phase"] == "Failed", str(pod))
-            node.delete(pod["namespace"], pod["name"])
-        return [f"{pod['name']}: {pod['reason']}: {pod['message']}" for pod in refused]
+        waiting, refused = node.admit(pods("too-big.yaml"))["pods"]
+        need((waiting["phase"], refused["phase"]) == ("Pending", "Failed"), f"{waiting} {refused}")
+        node.delete(refused["namespace"], refused["name"])
+        return [f"{pod['name']}: {pod['phase']}: {pod['message']}" for pod in (waiting, refused)]
 
     def daemon_dies() -> list[str]:
         before = daemon()

@@ -72,7 +72,7 @@ schedule_option = click.option(
     "--schedule",
     is_flag=True,
     help="A stand-in for KAI Scheduler places pods that ask for fractions of GPUs and have `schedulerName: "
-    "kai-scheduler`, and writes their annotations.",
+    "kai-scheduler`, and writes their annotations; beside it, NVIDIA's device plugin offers whole GPUs.",
 )
 
 
@@ -139,13 +139,14 @@ def run(
     schedule: bool,
     **kind: Any,
 ) -> None:
-    """Bring up a simulated node, admit the pods of the manifests in order as the kubelet would, and take it down.
+    """Bring up a simulated node, admit the pods of the manifests in order as a cluster would, and take it down.
 
     Pods, Lists, Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs and CronJobs are read; `-` is standard input.
     Annotations of containers are taken as given; with --schedule they are written for pods that ask KAI for fractions.
+    A pod for which the node has no room, or whose resource nobody offers there, stays Pending.
 
-    Exit codes: 0 all pods admitted, all their containers started, and none of these runs without the limit that it asks
-    for, be it by a misspelt annotation; 1 otherwise; 2 a manifest or the config is not usable.
+    Exit codes: 0 all pods admitted, all their containers started, and none of these runs without the limit or a device
+    that it asks for, be it by a misspelt annotation; 1 otherwise; 2 a manifest or the config is not usable.
     """
     from deviceplugin.sim import report
     from deviceplugin.sim.manifests import LoadedPod, Note, load_all

@@ -25,8 +25,17 @@ class AllocationError(GpufracError):
     """The kubelet can't give a container its devices. The text is the kubelet's, so it opens with its words."""
 
 
+class ShortError(AllocationError):
+    """There are too few devices now: a scheduler that knew would not have sent the pod."""
+
+
 class PluginError(Exception):
-    """A plugin answered with an error, or not at all. The text is the one gRPC for Go prints."""
+    """A plugin answered with an error, or not at all. The text is the one gRPC for Go prints. `short`: it has no room
+    now, by its status code."""
+
+    def __init__(self, text: str, *, short: bool = False) -> None:
+        super().__init__(text)
+        self.short = short
 
 
 class Endpoint(Protocol):
@@ -245,7 +254,7 @@ class DeviceManager:
             if entry is None:
                 raise AllocationError(f"cannot allocate unregistered device {resource}")
             if not entry.healthy:
-                raise AllocationError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+                raise ShortError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
             if before is not None and not before.ids <= entry.healthy:
                 raise AllocationError(
                     f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
@@ -259,7 +268,7 @@ class DeviceManager:
                 return chosen
             available = entry.healthy - self._allocated.get(resource, set()) - set(chosen)
             if len(available) < missing:
-                raise AllocationError(
+                raise ShortError(
                     f"requested number of devices unavailable for {resource}. "
                     f"Requested: {missing}, Available: {len(available)}"
                 )
@@ -294,7 +303,7 @@ class DeviceManager:
             try:
                 answer = endpoint.allocate(wanted)
             except PluginError as error:
-                raise AllocationError(str(error)) from error
+                raise (ShortError if error.short else AllocationError)(str(error)) from error
         except AllocationError:
             with self._lock:
                 self._recount()

@@ -27,7 +27,16 @@ from deviceplugin.api import podresources_v1_pb2 as podresources_pb
 from deviceplugin.api import podresources_v1_pb2_grpc as podresources_rpc
 from deviceplugin.sim import checkpoint
 from deviceplugin.sim.cri import CriServer
-from deviceplugin.sim.devicemanager import AllocationError, DeviceManager, Held, NodeResource, PluginError, Slot
+from deviceplugin.sim.devicemanager import (
+    AllocationError,
+    DeviceManager,
+    Held,
+    NodeResource,
+    PluginError,
+    ShortError,
+    Slot,
+)
+from deviceplugin.sim.placement import Lack
 from deviceplugin.sim.plugins import PodResources, Registry
 from deviceplugin.sim.pods import PodSpec, Role
 from deviceplugin.sim.runtime import Container, CreateContainerError, Runtime, StartContainerError, State
@@ -59,7 +68,8 @@ class Phase(StrEnum):
 @dataclass(slots=True, eq=False)
 class AdmittedPod:
     """A pod of this node. `notes`: what a user would be misled about otherwise; `given`: devices of other plugins than
-    those that are here, by container and resource."""
+    those that are here, by container and resource; `short`: refused for too few devices now; `lacks`: why it is
+    PENDING; `unserved`: resources by container that no plugin serves: a kubelet takes no notice of them."""
 
     spec: PodSpec
     uid: str
@@ -69,6 +79,9 @@ class AdmittedPod:
     reason: str = ""
     message: str = ""
     notes: list[str] = field(default_factory=list)
+    short: bool = False
+    lacks: tuple[Lack, ...] = ()
+    unserved: Mapping[str, Sequence[str]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def container(self, name: str = "") -> Container:
@@ -356,6 +369,11 @@ class StubKubelet:
         """Whether a device plugin serves the name, or did."""
         return self._running.devices.serves(resource)
 
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until a condition on pods or lists holds; it is asked after each change. False after the time."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
+
     def wait_for(self, resource: str, allocatable: int = 1, timeout_s: float = 10.0) -> bool:
         """Waits until at least that many devices of a resource are allocatable. False after the time."""
         with self._changed:
@@ -392,6 +410,7 @@ class StubKubelet:
                 container.devices = {resource: tuple(sorted(slot.ids)) for resource, slot in held.items()}
         except AllocationError as error:
             pod.phase, pod.reason = Phase.FAILED, ADMISSION_ERROR
+            pod.short = isinstance(error, ShortError)
             pod.message = f"Allocate failed due to {error}, which is unexpected"
             return False
         finally:

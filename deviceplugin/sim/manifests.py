@@ -525,6 +525,7 @@ def _loaded(owner: _Owner, name: str, holder: "_Field", prefix: str) -> LoadedPo
         service_account=spec.get("serviceAccountName").text() or "default",
         restart_policy=restart_policy.text() or "Always",
         scheduler=spec.get("schedulerName").text(),
+        node=spec.get("nodeName").text(),
     )
     return LoadedPod(pod, owner.source, tuple(notes))
 

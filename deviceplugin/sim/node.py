@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -23,11 +23,13 @@ from typing import Any, Self
 import msgspec
 
 import deviceplugin
-from deviceplugin.sim import annotations, report, scheduler
+from deviceplugin.sim import annotations, placement, report, scheduler
+from deviceplugin.sim.cluster import ClusterScheduler
 from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
 from deviceplugin.sim.nri import NriRuntime
-from deviceplugin.sim.pods import NODE_NAME
+from deviceplugin.sim.placement import WHOLE_GPU
+from deviceplugin.sim.pods import NODE_NAME, PodSpec
 from deviceplugin.sim.processes import processes_where
 from deviceplugin.sim.runtime import DEVICE_PLUGIN_KIND, NVIDIA_KIND, write_nvidia_spec
 from deviceplugin.sim.sandboxes import Inventory, Nri
@@ -419,17 +421,28 @@ class SimulatedNode:
             raise PodError(f"cannot admit pods that exist already: {', '.join(taken)}; delete them first")
         if schedule:
             scheduler.check(pods, self.prefix)
+        before = self._facts()
         admitted: list[AdmittedPod] = []
         for loaded in pods:
             scheduled = schedule and self.scheduler.takes(loaded.pod)
-            pod = (self.scheduler if scheduled else self.kubelet).admit(loaded.pod)
+            pod = self._admit(loaded.pod, schedule=schedule, fractional=scheduled)
             pod.notes += [*loaded.notes, *self._resource_notes(pod), *self._annotation_notes(pod, scheduled)]
             admitted.append(pod)
             if annotations.is_placed(pod.spec, self.prefix):
                 # It gets its GPU when its container is created, and is to have it before the pods after it.
                 self.kubelet.wait_settled([pod], settle_timeout_s, 0.0)
         self.kubelet.wait_settled(admitted, settle_timeout_s, REFUSED_S)
-        return self.report(admitted)
+        return self.report(admitted, before)
+
+    def _admit(self, pod: PodSpec, *, schedule: bool, fractional: bool) -> AdmittedPod:
+        """Has the cluster's scheduler, and the stand-in for KAI where it takes part, give a pod to the kubelet."""
+        bind: Callable[[PodSpec], AdmittedPod] = self.kubelet.admit
+        if fractional:
+            bind = self.scheduler.admit
+        elif schedule and not pod.node and WHOLE_GPU in placement.requests(pod):
+            bind = self.scheduler.admit_whole
+        others = {WHOLE_GPU: self.scheduler.whole_offer()} if schedule else {}
+        return ClusterScheduler(self.kubelet, self.config.resources, self._reasons).admit(pod, bind, others)
 
     def delete(self, namespace: str, name: str, *, force: bool = False) -> None:
         """Deletes a pod, and reservation pods that are left without use. Raises PodError."""
@@ -449,11 +462,11 @@ class SimulatedNode:
         found = self.kubelet.pod(pod, namespace)
         return self.kubelet.exec_environment(found, found.container(container), pid)
 
-    def report(self, pods: Iterable[AdmittedPod]) -> dict[str, Any]:
-        """What these pods got."""
+    def report(self, pods: Iterable[AdmittedPod], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What these pods got. `before`: the facts of the node before they came; None for those of now."""
         allocations = call(self.config.plugin_socket, "allocations", {}, list[dict[str, Any]])
         return report.document(
-            node=self._facts(),
+            node={**(before or self._facts()), "fractions": self._fractions()},
             pods=list(pods),
             allocations=allocations,
             ours=[r.name for r in self.config.resources],
@@ -461,8 +474,7 @@ class SimulatedNode:
         )
 
     def _facts(self) -> dict[str, Any]:
-        status = self._plugin_status()
-        reasons = {entry["name"]: entry["reason"] for entry in status["resources"]}
+        reasons = self._reasons()
         gpus = SimulatedDriver(self.simulation_directory).gpus()
         at_kubelet = self.kubelet.resources
         return {
@@ -482,27 +494,30 @@ class SimulatedNode:
                 for name in dict.fromkeys((*reasons, *at_kubelet))  # in the config's order
                 if (shown := at_kubelet.get(name)) is not None
             },
-            "fractions": [
-                {
-                    "gpu": group.gpu,
-                    "mode": group.mode,
-                    "bookedMiB": group.booked_mib,
-                    "sizeMiB": self.scheduler.size_mib,
-                }
-                for group in self.scheduler.groups
-            ],
         }
+
+    def _fractions(self) -> list[dict[str, Any]]:
+        """The GPUs that the stand-in for KAI has shared out."""
+        size_mib = self.scheduler.size_mib
+        return [
+            {"gpu": group.gpu, "mode": group.mode, "bookedMiB": group.booked_mib, "sizeMiB": size_mib}
+            for group in self.scheduler.groups
+        ]
+
+    def _reasons(self) -> dict[str, str]:
+        """By resource: why it has no more to give."""
+        return {entry["name"]: entry["reason"] for entry in self._plugin_status()["resources"]}
 
     def _resource_notes(self, pod: AdmittedPod) -> list[str]:
         notes = []
         ours = {resource.name for resource in self.config.resources}
         for container in pod.spec.containers:
-            if unserved := [name for name in container.resources if not self.kubelet.serves(name)]:
-                lacking = ", ".join(f"1 Insufficient {name}" for name in unserved)
+            if unserved := pod.unserved.get(container.name):
+                without = "" if len(unserved) < len(container.resources) else ", WITHOUT devices"
                 notes.append(
-                    f"container {container.name}: no device plugin of this node serves {', '.join(unserved)}: "
-                    f"a scheduler would leave the pod Pending (0/1 nodes are available: {lacking}); "
-                    "a kubelet that is given the pod admits it WITHOUT devices"
+                    f"container {container.name}: no device plugin of this node serves {', '.join(unserved)}: a "
+                    "scheduler would leave the pod Pending, but its nodeName passes schedulers by, and a kubelet takes "
+                    f"no notice of what nobody serves: the container runs without it{without}"
                 )
             if len(both := sorted(ours & container.resources.keys())) > 1:
                 notes.append(

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 VERSION = "v1beta1"
 DIAL_TIMEOUT_S = 10.0
+_NO_ROOM = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION)
+"""What a plugin answers that could grant the same request at another time."""
 PRE_START_TIMEOUT_S = 30.0
 LIST_RATE_PER_S, LIST_BURST = 100.0, 10
 """What the kubelet's PodResources service takes; more is refused with RESOURCE_EXHAUSTED."""
@@ -237,4 +239,5 @@ def _plugin_error(error: grpc.RpcError) -> PluginError:
     code = ask_code() if callable(ask_code) else grpc.StatusCode.UNKNOWN
     details = ask_details() if callable(ask_details) else str(error)
     name = "".join(word.capitalize() for word in code.name.split("_"))
-    return PluginError(f"rpc error: code = {'Canceled' if name == 'Cancelled' else name} desc = {details}")
+    text = f"rpc error: code = {'Canceled' if name == 'Cancelled' else name} desc = {details}"
+    return PluginError(text, short=code in _NO_ROOM)

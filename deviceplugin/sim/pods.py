@@ -49,7 +49,8 @@ class ContainerSpec:
 @dataclass(frozen=True, slots=True)
 class PodSpec:
     """One pod. `containers`: init containers and sidecars first, then app containers, as the kubelet admits them.
-    `scheduler` is its schedulerName, empty for the cluster's own."""
+    `scheduler` is its schedulerName, empty for the cluster's own; `node` its nodeName, which passes every scheduler by;
+    `claims` are its resource claims (DRA)."""
 
     name: str
     containers: tuple[ContainerSpec, ...]
@@ -59,6 +60,8 @@ class PodSpec:
     service_account: str = "default"
     restart_policy: str = "Always"
     scheduler: str = ""
+    node: str = ""
+    claims: tuple[str, ...] = ()
 
     @property
     def full_name(self) -> str:

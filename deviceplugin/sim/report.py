@@ -7,6 +7,7 @@ from typing import Any
 from deviceplugin.annotated.contract import ask_of
 from deviceplugin.sim.annotations import PREFIX, Asked, asked_of, wanting
 from deviceplugin.sim.kubelet import START_ERROR, AdmittedPod, Phase
+from deviceplugin.sim.placement import Lack
 from deviceplugin.sim.pods import environment
 from deviceplugin.sim.runtime import Container, Edits, State
 from mpsd.processes import MARKER
@@ -28,6 +29,7 @@ def document(
     """The report.
 
     Args:
+        node: its resources as they were before these pods came, its `fractions` as they are now.
         allocations: as the plugin's local API lists them; a container's is found by its marker, or by its shares, or by
             its name where it has none.
         ours: resources of the plugin under test.
@@ -38,10 +40,11 @@ def document(
 
 
 def all_well(report: Mapping[str, Any]) -> bool:
-    """Whether every pod was admitted, every container was started, and none runs without the limit it asks for."""
+    """Whether every pod was admitted, every container was started, and none runs without a limit or a device that it
+    asks for."""
     return all(
         pod["phase"] == Phase.ADMITTED
-        and all(_started(entry) and not entry["unlimited"] for entry in pod["containers"])
+        and all(_started(entry) and not entry["unlimited"] and not entry["without"] for entry in pod["containers"])
         for pod in report["pods"]
     )
 
@@ -60,6 +63,7 @@ def _pod(pod: AdmittedPod, allocations: list[Mapping[str, Any]], ours: Sequence[
         "phase": str(pod.phase),
         "reason": pod.reason,
         "message": pod.message,
+        "insufficient": [_lack(lack) for lack in pod.lacks],
         "notes": list(dict.fromkeys(notes)),
         "containers": containers,
     }
@@ -85,6 +89,7 @@ def _container(
         "resource": resource,
         "deviceIDs": list(devices.get(resource, ())) if resource else [],
         "resources": {name: list(ids) for name, ids in devices.items()},
+        "without": list(pod.unserved.get(container.spec.name, ())),
         "annotations": _asked(asked) if asked.fractional else None,
         "allocation": {
             key: allocation[key] for key in ("key", "gpus", "requestBytes", "limitBytes", "mode", "enforcement")
@@ -101,6 +106,16 @@ def _container(
     }
     without = MARKER not in edits.env and container.spec.name in wanting(pod.spec, prefix)
     return {**entry, "unlimited": without and _started(entry)}
+
+
+def _lack(lack: Lack) -> dict[str, Any]:
+    return {
+        "resource": lack.resource,
+        "asked": lack.asked,
+        "free": lack.offer.free,
+        "offered": lack.offered,
+        "didYouMean": lack.meant or None,
+    }
 
 
 def _asked(asked: Asked) -> dict[str, str | None]:
@@ -180,17 +195,22 @@ def _summary(pods: Sequence[Mapping[str, Any]]) -> str:
         one = unlimited == 1
         text += f"; {'1 container runs' if one else f'{unlimited} containers run'} without the limit "
         text += "it asks for" if one else "they ask for"
+    if without := sum(bool(entry["without"]) for entry in containers):
+        text += f"; {'1 container runs' if without == 1 else f'{without} containers run'} without a device that "
+        text += "it asks for" if without == 1 else "they ask for"
     return f"{text}."
 
 
 def _node_lines(node: Mapping[str, Any]) -> list[str]:
     sizes = [format_bytes(gpu["memoryBytes"]) for gpu in node["gpus"]]
     same = f"{len(sizes)} x {sizes[0]}" if len(set(sizes)) == 1 else ", ".join(sizes)
-    text = [f"Simulated node: {same}, driver {node['driver']}"]
+    text = [f"Simulated node: {same}, driver {node['driver']}. Before these pods:"]
     for name, shown in node["resources"].items():
         reason = f": {shown['reason']}" if shown["reason"] else ""
         text.append(f"  {name}: {shown['allocatable']} of {shown['capacity']} allocatable{reason}")
     index = {gpu["uuid"]: gpu["index"] for gpu in node["gpus"]}
+    if node.get("fractions"):
+        text.append("After them:")
     text += [
         f"  GPU {index.get(shared['gpu'], '?')} is kept for fractions ({shared['mode']}): {shared['bookedMiB']} of "
         f"{shared['sizeMiB']} MiB booked by the scheduler"

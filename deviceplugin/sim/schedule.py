@@ -29,13 +29,14 @@ from deviceplugin.sim.annotations import (
     split_key,
     target,
 )
+from deviceplugin.sim.placement import WHOLE_GPU
 from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from mpsd.errors import ConfigError
 from mpsd.gpu.model import MIB
 from mpsd.quantity import QuantityError, parse_quantity
 
 RESERVATION_NAMESPACE, RESERVATION_CONTAINER = "kai-resource-reservation", "resource-reservation"
-RESERVED_RESOURCE = "nvidia.com/gpu"
+RESERVED_RESOURCE = WHOLE_GPU
 RESERVED_GPU = "run.ai/reserve_for_gpu_index"
 """Annotation of a reservation pod, with the UUID of its GPU whatever its name says."""
 GROUP_LABEL = "runai-gpu-group"

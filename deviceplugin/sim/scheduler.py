@@ -10,6 +10,7 @@ from deviceplugin.sim.annotations import INPUTS, SCHEDULER, is_fractional
 from deviceplugin.sim.devicemanager import Held
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
+from deviceplugin.sim.placement import Offer, dealt, requests
 from deviceplugin.sim.pods import NODE_NAME, PodSpec
 from deviceplugin.sim.runtime import Container, State
 from deviceplugin.sim.schedule import DeniedError, Group, Unschedulable
@@ -65,6 +66,23 @@ class Scheduler:
                 return _pending(pod, Unschedulable(trouble, reason="BindingError"))
         return self._kubelet.admit(bound)
 
+    def whole_offer(self) -> Offer:
+        """What NVIDIA's device plugin, which is beside this scheduler, offers of whole GPUs."""
+        return Offer(len(self._gpus), len(self._gpus))
+
+    def admit_whole(self, pod: PodSpec) -> AdmittedPod:
+        """Admits a pod for which whole GPUs are free, as NVIDIA's device plugin would: it knows of no shares."""
+        pods = self._present()
+        chosen = self._idle(pods)[: requests(pod)[GPU_RESOURCE]]
+        given = {name: {GPU_RESOURCE: self._held(*gpus)} for name, gpus in dealt(pod, GPU_RESOURCE, chosen).items()}
+        admitted = self._kubelet.admit(pod, given)
+        if shared := [gpu for gpu in chosen if self._used(gpu, pods)]:
+            admitted.notes.append(
+                f"{', '.join(shared)}: shared by gpufrac, too, which NVIDIA's device plugin does not know of: keep the "
+                "GPUs of resources and those of schedulers apart (`annotations.gpus`, without `annotations.share`)"
+            )
+        return admitted
+
     def sync(self) -> None:
         """Removes reservation pods that keep a GPU for nobody."""
         pods = {pod.spec.full_name: pod for pod in self._present()}
@@ -85,9 +103,21 @@ class Scheduler:
         node = schedule.Node(NODE_NAME, self._gpu_mib)
         pods = self._present()
         groups = schedule.groups_of((pod.spec for pod in pods), node, self._prefix)
-        kept = {group.gpu for group in groups}
-        idle = sorted((gpu for gpu in self._gpus if gpu not in kept), key=lambda gpu: self._used(gpu, pods))
-        return schedule.Node(NODE_NAME, self._gpu_mib, tuple(idle), groups)
+        return schedule.Node(NODE_NAME, self._gpu_mib, tuple(self._idle(pods)), groups)
+
+    def _idle(self, pods: Sequence[AdmittedPod]) -> list[str]:
+        """GPUs that no pod has whole: neither one that asked for it nor one that keeps it for fractions."""
+        kept = {gpu for pod in pods for container in pod.containers for gpu in container.devices.get(GPU_RESOURCE, ())}
+        return sorted((gpu for gpu in self._gpus if gpu not in kept), key=lambda gpu: self._used(gpu, pods))
+
+    def _held(self, *gpus: str) -> Held:
+        answer = pb.ContainerAllocateResponse()
+        if self._gpu_kind:
+            for gpu in gpus:
+                answer.cdi_devices.add(name=f"{self._gpu_kind}={gpu}")
+        else:
+            answer.envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(gpus)
+        return Held({-1: gpus}, answer.SerializeToString())
 
     def _used(self, gpu: str, pods: Iterable[AdmittedPod]) -> bool:
         """Whether somebody uses it whom the scheduler does not see: such a GPU is chosen last."""
@@ -105,13 +135,7 @@ class Scheduler:
     def _reserve(self, group: Group) -> str:
         """Has a reservation pod keep a GPU. Why it could not, empty when it does."""
         spec = schedule.reservation(group, NODE_NAME, self._prefix)
-        answer = pb.ContainerAllocateResponse()
-        if self._gpu_kind:
-            answer.cdi_devices.add(name=f"{self._gpu_kind}={group.gpu}")
-        else:
-            answer.envs["NVIDIA_VISIBLE_DEVICES"] = group.gpu
-        held = Held({-1: (group.gpu,)}, answer.SerializeToString())
-        pod = self._kubelet.admit(spec, {schedule.RESERVATION_CONTAINER: {GPU_RESOURCE: held}})
+        pod = self._kubelet.admit(spec, {schedule.RESERVATION_CONTAINER: {GPU_RESOURCE: self._held(group.gpu)}})
         self._kubelet.wait_settled([pod], RESERVE_S)
         (container,) = pod.containers
         if container.state is not State.RUNNING:

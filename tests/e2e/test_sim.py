@@ -88,30 +88,52 @@ def test_run_shows_what_pods_get() -> None:
     assert mentioning(report["node"]["directory"]) == []
 
 
-def test_run_shows_refusals_as_the_kubelet_does(tmp_path: Path) -> None:
+def test_what_a_cluster_leaves_pending_is_pending_and_what_a_kubelet_refuses_failed(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
     text = (
-        pod("a", resource="example.com/half")
-        + pod("b", resource="example.com/half", count=2)
-        + pod("c", resource="example.com/huge")
-        + pod("d", resource="nvidia.com/gpu")
+        pod("several", resource="example.com/half", count=2)
+        + pod("fits", resource="example.com/half")
+        + pod("many", resource="example.com/half", count=2)
+        + pod("huge", resource="example.com/huge")
+        + pod("foreign", resource="nvidia.com/gpu")
+        + pod("slip", resource="example.com/Half")
+        + pod("by-name", resource="nvidia.com/gpu").replace("spec:", "spec:\n  nodeName: simulated")
     )
     code, report = run("--config", str(config), "--gpu-memory", "16Gi", "--gpus", "1", text=text)
     assert code == 1
-    a, b, c, d = report["pods"]
-    assert [shown["phase"] for shown in (a, b, c, d)] == ["Admitted", "Failed", "Failed", "Admitted"]
-    assert {b["reason"], c["reason"]} == {"UnexpectedAdmissionError"}
-    assert b["message"] == (
-        "Allocate failed due to requested number of devices unavailable for example.com/half. "
-        "Requested: 2, Available: 1, which is unexpected"
+    pods = {shown["name"]: shown for shown in report["pods"]}
+    assert {name: shown["phase"] for name, shown in pods.items()} == {
+        "several": "Failed",
+        "fits": "Admitted",
+        "many": "Pending",
+        "huge": "Pending",
+        "foreign": "Pending",
+        "slip": "Pending",
+        "by-name": "Admitted",
+    }
+    assert pods["several"]["reason"] == "UnexpectedAdmissionError"
+    assert {pods[name]["reason"] for name in ("many", "huge", "foreign", "slip")} == {"Unschedulable"}
+    many = pods["many"]["message"]
+    assert many.startswith(
+        "0/1 nodes are available: 1 Insufficient example.com/half. Asked for 2 example.com/half, free 1"
     )
-    assert c["message"].startswith(
-        "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices"
-    )
-    assert d["containers"][0]["deviceIDs"] == []
-    assert "1 Insufficient nvidia.com/gpu" in d["notes"][0]
-    assert report["node"]["resources"]["example.com/huge"]["reason"], "why a resource offers nothing"
+    assert report["node"]["resources"]["example.com/huge"]["reason"] in pods["huge"]["message"]
+    assert "write instead example.com/half: 1 (0.5 of a GPU's usable memory)" in pods["foreign"]["message"]
+    assert pods["slip"]["insufficient"] == [
+        {"resource": "example.com/Half", "asked": 1, "free": 0, "offered": False, "didYouMean": "example.com/half"}
+    ]
+    assert pods["by-name"]["containers"][0]["without"] == ["nvidia.com/gpu"]
+    assert pods["by-name"]["notes"][0].endswith("the container runs without it, WITHOUT devices")
+    assert report["node"]["resources"]["example.com/half"]["allocatable"] == 2, "as it was before these pods"
+
+
+def test_a_burst_beyond_the_room_of_a_node_is_pending_though_lists_lag() -> None:
+    """What the last pod got is not in the lists yet when the next one comes."""
+    text = pod("a", resource="gpufrac.dev/memory-gib", count=70) + "".join(pod(f"p{n}") for n in range(3))
+    code, report = run(text=text)
+    assert code == 1
+    assert [shown["phase"] for shown in report["pods"]] == ["Admitted", "Admitted", "Pending", "Pending"]
 
 
 def test_run_prints_text_for_people(tmp_path: Path) -> None:
@@ -243,7 +265,8 @@ def test_a_node_that_stays_up(up: Up) -> None:
     assert "default/a" in again.stderr
     refused = up.sim("admit", "-", text=pod("big", count=9))
     assert refused.returncode == 1
-    assert "Requested: 9, Available: " in refused.stdout
+    assert "default/big: Pending: Unschedulable" in refused.stdout
+    assert "Asked for 9 gpufrac.dev/gpu-8gi, free 6 (8 of 8 allocatable, 2 held by pods)" in refused.stdout
     bad = up.sim("admit", "-", text="a: [")
     assert bad.returncode == 2
 

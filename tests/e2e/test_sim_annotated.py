@@ -128,6 +128,18 @@ def test_what_the_scheduler_cannot_place_is_pending() -> None:
     assert done.stdout.endswith("1 of 3 pods admitted.\n")
 
 
+def test_a_whole_gpu_is_waited_for_where_it_is_taken() -> None:
+    whole = share("whole", resource="nvidia.com/gpu"), share("more", resource="nvidia.com/gpu")
+    code, report = run(*NEW, "--gpus", "2", "--schedule", text=pod("a", fraction="0.5") + "".join(whole))
+    assert code == 1
+    a, whole_gpu, more = report["pods"]
+    assert [shown["phase"] for shown in (a, whole_gpu, more)] == ["Admitted", "Admitted", "Pending"]
+    assert main(report, "whole")["resources"] == {"nvidia.com/gpu": [GPU.format(1)]}
+    assert "Asked for 1 nvidia.com/gpu, free 0 (2 of 2 allocatable, 2 held by pods)" in more["message"]
+    code, report = run(*NEW, "--schedule", text=whole[0] + pod("a", fraction="0.5"))
+    assert [shown["phase"] for shown in report["pods"]] == ["Admitted", "Pending"], "nor is it shared out in fractions"
+
+
 def test_the_scheduler_leaves_pods_alone_that_are_not_its_own() -> None:
     text = pod("a", request="1Gi") + pod("b", scheduler="default-scheduler", request="1Gi")
     code, report = run(*NEW, "--schedule", text=text)
