@@ -54,6 +54,24 @@ def remove_file(path: str) -> bool:
     return True
 
 
+def make_directory(path: str, mode: int) -> bool:
+    """Makes a directory with this mode, and what is missing above it with 0755, whatever the umask. False when it was
+    there: its mode is left alone. Raises OSError."""
+    path = path.rstrip("/") or "/"
+    if os.path.isdir(path):
+        return False
+    if parent := os.path.dirname(path):
+        make_directory(parent, 0o755)
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return False
+    os.chmod(path, mode)
+    return True
+
+
 def collect_temp_files(directory: str, prefix: str = "") -> list[str]:
     """Removes temporary files that a killed process left, for file names that start with `prefix`; gives their names.
 
@@ -188,12 +206,9 @@ class DurableDirectory:
                 if os.path.samestat(os.stat(self.path), os.fstat(self._fd)):
                     return self._fd
             self._drop()
-        fresh = not os.path.isdir(self.path)
-        if fresh:
-            os.makedirs(self.path, exist_ok=True)
+        fresh = make_directory(self.path, self._mode)
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if fresh:
-            os.fchmod(self._fd, self._mode)
             _sync_directory(os.path.dirname(self.path.rstrip("/")) or ".")
         return self._fd
 
@@ -214,12 +229,12 @@ def read_regular(
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
         chunks: list[bytes] = []
-        size = 0
-        while chunk := os.read(fd, max(status.st_size + 1 - size, 65536)):
+        size = status.st_size if status.st_size > max_bytes else 0
+        while size <= max_bytes and (chunk := os.read(fd, max(status.st_size + 1 - size, 65536))):
             size += len(chunk)
-            if size > max_bytes:
-                raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", path)
             chunks.append(chunk)
+        if size > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes} bytes", path)
         return b"".join(chunks), stat.S_IMODE(status.st_mode)
     finally:
         os.close(fd)
@@ -282,5 +297,6 @@ def _full_path(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        exc.filename, exc.filename2 = path, None
+        exc.filename = path
+        del exc.filename2  # None would be printed
         raise

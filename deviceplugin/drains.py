@@ -4,15 +4,14 @@ A file that can't be read drains nothing: the other way round one bad file would
 meant is lost either way. It is set aside, and status says so until the next start of the plugin.
 """
 
-import contextlib
-import os
 import time
 from collections.abc import Mapping
 
 import msgspec
 
-from cdi.atomic import replace_file
+from mpsd import records
 from mpsd.errors import ConfigError, TransientError
+from mpsd.ranges import Line, Name, UnixSeconds
 
 VERSION = 1
 MAX_REASON = 200
@@ -21,9 +20,9 @@ MAX_REASON = 200
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
     """One drained GPU, by UUID."""
 
-    gpu: str
-    reason: str = ""
-    at_unix_s: float
+    gpu: Name
+    reason: Line = ""
+    at_unix_s: UnixSeconds
 
     @property
     def text(self) -> str:
@@ -46,22 +45,14 @@ class Drains:
         self.problem = ""
         """Why the file was not usable, empty when it was."""
         try:
-            with open(path, "rb") as file:
-                found = msgspec.json.decode(file.read(), type=_File)
-            if found.version != VERSION:
-                raise ValueError(f"it has version {found.version}, and this plugin knows version {VERSION}")
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-            aside = f"{path}.unreadable"
-            with contextlib.suppress(OSError):
-                os.replace(path, aside)
+            found = records.take(path, _File, _flaw)
+        except records.RecordError as error:
             self.problem = (
                 f"cannot read which GPUs are drained from {path}: {error}; none counts as drained: drain them again "
-                f"(`gpufrac drain`); the file is kept as {aside}"
+                f"(`gpufrac drain`); {error.kept}"
             )
             return
-        self.by_gpu = {drain.gpu: drain for drain in found.drained}
+        self.by_gpu = {drain.gpu: drain for drain in found.drained} if found is not None else {}
 
     def put(self, drain: Drain) -> None:
         """Records a drain durably. Raises TransientError; then nothing changed."""
@@ -73,14 +64,18 @@ class Drains:
             self._store({uuid: drain for uuid, drain in self.by_gpu.items() if uuid != gpu})
 
     def _store(self, by_gpu: Mapping[str, Drain]) -> None:
-        data = msgspec.json.encode(_File(version=VERSION, drained=tuple(by_gpu.values())))
         try:
-            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            replace_file(self._path, data, 0o600)
+            records.write(self._path, _File(version=VERSION, drained=tuple(by_gpu.values())))
         except OSError as error:
             why = error.strerror or error
             raise TransientError(f"cannot record which GPUs are drained in {self._path}: {why}") from error
         self.by_gpu = by_gpu
+
+
+def _flaw(found: _File) -> str:
+    if found.version != VERSION:
+        return f"it has version {found.version}, and this plugin knows version {VERSION}"
+    return ""
 
 
 def checked_reason(text: str) -> str:

@@ -1,11 +1,9 @@
 """What the plugin knew when it last ran, so that its first list needs neither mpsd nor NVML."""
 
-import os
-
 import msgspec
 from msgspec import structs
 
-from cdi.atomic import replace_file
+from mpsd import records
 from mpsd.gpu.model import GpuHealth
 from mpsd.log import get_logger
 from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, HardLimits
@@ -31,16 +29,22 @@ def load(path: str, boot_id: str) -> LastKnown:
     Unhealthy kills its pod at re-admission.
     """
     try:
-        with open(path, "rb") as file:
-            known = msgspec.json.decode(file.read(), type=LastKnown)
-    except FileNotFoundError:
-        known = LastKnown()
-    except (OSError, msgspec.MsgspecError) as error:
-        log.warning("cannot use what an earlier run knew", path=path, error=str(error))
+        known = records.take(path, LastKnown, _flaw) or LastKnown()
+    except records.RecordError as error:
+        log.warning("cannot use what an earlier run knew", path=path, error=f"{error}; {error.kept}")
         known = LastKnown()
     if known.boot_id == boot_id:
         return known
     return structs.replace(known, boot_id=boot_id, gpus=tuple(_not_seen_yet(gpu) for gpu in known.gpus))
+
+
+def _flaw(known: LastKnown) -> str:
+    infos = [gpu.info for gpu in known.gpus]
+    if len({info.uuid for info in infos}) < len(infos):
+        return "it names a GPU twice"
+    if any(info.memory_reserved_bytes > info.memory_total_bytes for info in infos):
+        return "the driver can't reserve more memory of a GPU than it has"
+    return ""
 
 
 def _not_seen_yet(gpu: GpuStatus) -> GpuStatus:
@@ -54,8 +58,7 @@ def _not_seen_yet(gpu: GpuStatus) -> GpuStatus:
 def store(path: str, value: LastKnown) -> None:
     """Replaces the file. A failure is logged only: the next start is slower, nothing is lost."""
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        replace_file(path, msgspec.json.encode(value), 0o600)
+        records.write(path, value)
     except OSError as error:
         log.warning("cannot store what is known of the GPUs", path=path, error=str(error))
 

@@ -12,6 +12,8 @@ from msgspec import structs
 
 from cdi.atomic import DurableDirectory
 from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.sound import flaw
+from mpsd import records
 from mpsd.errors import TransientError
 
 SUFFIX = ".json"
@@ -23,7 +25,6 @@ _REMEDIES = {
     errno.EROFS: "mount it writable",
 }
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Allocation)
 
 
 class LedgerError(TransientError):
@@ -42,29 +43,32 @@ class Ledger:
             raise LedgerError(f"cannot open the ledger {directory}: {_why(error)}") from error
 
     def load(self) -> tuple[list[Allocation], list[str]]:
-        """All records, oldest first, and a sentence for each file that can't be read; those are set aside, not lost."""
+        """All records, oldest first, and a sentence for each file that can't be used; those are set aside, not lost.
+        What the kubelet holds without a record is adopted later."""
         allocations, problems = [], []
-        self._files.collect_temp_files()
+        with contextlib.suppress(OSError):  # on a disk that can't be written they stay
+            self._files.collect_temp_files()
         for name in self._files.names():
-            if not name.endswith(SUFFIX):
-                continue
-            path = os.path.join(self.directory, name)
-            try:
-                allocation = _decoder.decode(self._files.read(name) or b"")
-            except (msgspec.MsgspecError, ValueError, OSError) as error:
-                aside = path + ".unreadable"
-                with contextlib.suppress(OSError):
-                    os.replace(path, aside)
-                problems.append(f"cannot read the allocation record {path}: {error}; it is kept as {aside}")
-                continue
-            if allocation.key + SUFFIX != name or not allocation.gpus or not allocation.device_ids:
-                problems.append(f"cannot use the allocation record {path}: it is not what we would have written")
-                continue
-            if len(allocation.gpus) == 1 and allocation.container is None:
-                # Versions without groups of GPUs named none: a GPU alone is its own.
-                allocation = structs.replace(allocation, group=allocation.group or allocation.gpus[0])
-            allocations.append(allocation)
+            if name.endswith(SUFFIX):
+                try:
+                    allocations.append(self._read(name))
+                except records.RecordError as error:
+                    path = os.path.join(self.directory, name)
+                    kept = records.RecordError("", records.set_aside(path)).kept
+                    problems.append(f"cannot use the allocation record {path}: {error}; {kept}")
         return sorted(allocations, key=lambda allocation: allocation.generation), problems
+
+    def _read(self, name: str) -> Allocation:
+        try:
+            allocation = records.decode(self._files.read(name) or b"", Allocation, flaw)
+        except OSError as error:
+            raise records.RecordError(str(error.strerror or error)) from error
+        if allocation.key + SUFFIX != name:
+            raise records.RecordError(f"it is the record of {allocation.key}")
+        if allocation.container is None and not allocation.group:
+            # Versions without groups of GPUs named none: a GPU alone is its own.
+            return structs.replace(allocation, group=allocation.gpus[0])
+        return allocation
 
     def put(self, allocation: Allocation) -> None:
         """Records an allocation durably. Raises LedgerError; then nothing is recorded."""

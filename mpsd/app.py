@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from cdi.atomic import make_directory
 from mpsd import processes
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
@@ -78,7 +79,7 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     """Starts everything; `parts` takes what has to be closed, last started first."""
     config, backend = _backend(config)
     try:
-        os.makedirs(config.mps.run_root, mode=0o755, exist_ok=True)
+        make_directory(config.mps.run_root, 0o755)
         state = StateFile(os.path.join(config.state_root, "mpsd.json"), processes.boot_id())
     except OSError as error:
         raise GpufracError(f"cannot prepare {error.filename}: {error.strerror}") from error
@@ -128,7 +129,7 @@ def _place(config: NodeConfig) -> tuple[HostPlace | None, tuple[str, ...]]:
     if config.backend == "simulated":
         return None, ()
     for directory in (config.mps.run_root, config.mps.log_root):
-        os.makedirs(directory, mode=0o755, exist_ok=True)
+        make_directory(directory, 0o755)
     found = survival.probe(
         lambda arguments: process.run(arguments, {}, b"", PROBE_S, PROBE_BYTES),
         (config.mps.run_root, config.mps.log_root),

@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, Mode
+from mpsd.ranges import Count, LimitBytes, Line, MpsProtocol, Name, NameOrNone, Percent
 
 
 class DaemonState(StrEnum):
@@ -35,11 +36,11 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     state: DaemonState
-    name: str = ""
+    name: NameOrNone = ""
     """UUID of its only GPU, or the group's name."""
     reason: str = ""
     since_unix_s: float = 0.0
-    protocol: int = 2
+    protocol: MpsProtocol = 2
     pid: int | None = None
     pipe_directory: str = ""
     log_directory: str = ""
@@ -84,7 +85,7 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     health: GpuHealth
     reason: str = ""
     not_shared: str = ""
-    group: str = ""
+    group: NameOrNone = ""
     mode: Mode | None = None
     driver_compute_mode: ComputeMode = ComputeMode.UNKNOWN
     daemon: DaemonStatus | None = None
@@ -176,14 +177,14 @@ class DesiredAllocation(msgspec.Struct, frozen=True, kw_only=True):
     without a daemon. `slot` is the slot of its share, None for units and annotated containers: under protocol 3 a fixed
     share has its namespace in the daemon's config, the others get one of their own."""
 
-    key: str
-    resource: str
-    group: str
-    gpus: tuple[str, ...]
+    key: Name
+    resource: Line
+    group: NameOrNone
+    gpus: tuple[Name, ...]
     mode: Mode
-    limit_bytes: int
-    thread_percent: int | None = None
-    slot: int | None = None
+    limit_bytes: LimitBytes
+    thread_percent: Percent | None = None
+    slot: Count | None = None
     default_socket: bool = False
     """Whether it is to reach the daemon's main socket: a time-slicing share that may be above its request."""
 

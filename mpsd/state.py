@@ -4,38 +4,40 @@ Every change is one atomic, durable replace, made before the effect it allows. A
 daemons are gone and compute modes are back at the driver's default.
 """
 
-import contextlib
-import os
 import threading
 from typing import TypeVar
 
 import msgspec
 
-from cdi.atomic import replace_file
+from mpsd import records
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.errors import TransientError
 from mpsd.gpu.model import ComputeMode
 from mpsd.log import get_logger
+from mpsd.ranges import Line, MpsProtocol, Name
 from mpsd.snapshot import Desired
 
 log = get_logger("mpsd")
 V = TypeVar("V")
 
 
+VERSION = 1
+
+
 class ChosenProtocol(msgspec.Struct, frozen=True, kw_only=True):
     """The MPS protocol that daemons were last started with, and the driver it was chosen for."""
 
-    driver_version: str
-    protocol: int
+    driver_version: Line
+    protocol: MpsProtocol
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """The file. Keys are GPU UUIDs; `compute_modes` holds the mode found before ours was set."""
 
-    version: int = 1
+    version: int = VERSION
     boot_id: str
-    daemons: dict[str, DaemonIdentity] = {}
-    compute_modes: dict[str, ComputeMode] = {}
+    daemons: dict[Name, DaemonIdentity] = {}
+    compute_modes: dict[Name, ComputeMode] = {}
     desired: Desired = Desired()
     protocol: ChosenProtocol | None = None
 
@@ -79,8 +81,7 @@ class StateFile:
         if saved == self._saved:
             return
         try:
-            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            replace_file(self._path, msgspec.json.format(msgspec.json.encode(saved), indent=1) + b"\n", 0o600)
+            records.write(self._path, saved)
         except OSError as error:
             self.problem = f"cannot write {self._path}: {error.strerror}"
             raise TransientError(self.problem) from error
@@ -93,19 +94,20 @@ def _with(mapping: dict[str, V], key: str, value: V | None) -> dict[str, V]:
 
 
 def _load(path: str, boot_id: str) -> Saved:
-    empty = Saved(boot_id=boot_id)
     try:
-        with open(path, "rb") as file:
-            saved = msgspec.json.decode(file.read(), type=Saved)
-    except FileNotFoundError:
-        return empty
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        log.warning("cannot read what an earlier mpsd recorded; starting without", path=path, error=str(error))
-        with contextlib.suppress(OSError):
-            os.replace(path, f"{path}.unreadable")  # the compute modes found may still be read by a person
-        return empty
-    return (
-        saved
-        if saved.boot_id == boot_id
-        else msgspec.structs.replace(empty, desired=saved.desired, protocol=saved.protocol)
-    )
+        saved = records.take(path, Saved, _flaw) or Saved(boot_id=boot_id)
+    except records.RecordError as error:  # the compute modes found may still be read by a person
+        reason = f"{error}; {error.kept}"
+        log.warning("cannot use what an earlier mpsd recorded; starting without", path=path, error=reason)
+        return Saved(boot_id=boot_id)
+    if saved.boot_id == boot_id:
+        return saved
+    return Saved(boot_id=boot_id, desired=saved.desired, protocol=saved.protocol)
+
+
+def _flaw(saved: Saved) -> str:
+    if saved.version != VERSION:
+        return f"it has version {saved.version}, and this mpsd knows version {VERSION}"
+    if ComputeMode.UNKNOWN in saved.compute_modes.values():
+        return "it has a compute mode that no GPU can be in"
+    return ""

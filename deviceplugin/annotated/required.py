@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cdi.atomic import read_regular
 from deviceplugin.nri.model import Runtime
 from deviceplugin.runtimes import at_least
 
@@ -82,8 +83,7 @@ def runtime_configs(runtime: Runtime, root: str = "") -> list[dict[str, Any]]:
     for pattern in validator.files if validator is not None else ():
         for path in sorted(glob.glob(root + pattern)):
             try:
-                with open(path, "rb") as file:
-                    found.append(tomllib.load(file))
+                found.append(tomllib.loads(read_regular(path)[0].decode()))
             except (OSError, ValueError):
                 continue
     return found

@@ -81,6 +81,17 @@ def look(config_path: str | None, run_root: str | None) -> Node:
     return Node(snapshot, mpsd_error, plugin, plugin_error)
 
 
+def _tested(node: Node, driver: str | None) -> tuple[record.Record | None, str]:
+    """The last self-test, and what must be known of it."""
+    if node.plugin is None or not node.plugin.state_root:
+        return None, ""
+    try:
+        tested = record.load(node.plugin.state_root)
+    except GpufracError as error:
+        return None, str(error)
+    return tested, record.alarm(tested, driver)
+
+
 def _unread(name: str, root: str, error: GpufracError) -> str:
     """Why one process shows nothing; an answer that makes no sense is mostly another version's."""
     if isinstance(error, NotReachableError):
@@ -98,9 +109,8 @@ def status(config_path: str | None, run_root: str | None, output: str) -> None:
     """
     node = look(config_path, run_root)
     node.need_any()
-    tested = record.load(node.plugin.state_root) if node.plugin and node.plugin.state_root else None
     driver = node.mpsd.driver_version if node.mpsd else None
-    failed = record.alarm(tested, driver)
+    tested, failed = _tested(node, driver)
     lines = attention(node.mpsd, node.plugin, (node.mpsd_error, node.plugin_error, failed))
     if output == "json":
         print_json(
@@ -115,7 +125,8 @@ def status(config_path: str | None, run_root: str | None, output: str) -> None:
     for name, value in overview(node):
         click.echo(f"{name + ':':13} {value}")
     if node.plugin:
-        click.echo(f"{'selftest:':13} {record.line(tested, driver, version('gpufrac'))}")
+        unknown = failed if tested is None else ""
+        click.echo(f"{'selftest:':13} {unknown or record.line(tested, driver, version('gpufrac'))}")
     click.echo()
     if lines:
         click.echo(f"Needs attention ({len(lines)}):")

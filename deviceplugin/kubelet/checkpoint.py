@@ -11,6 +11,7 @@ import os
 import msgspec
 from google.protobuf.message import DecodeError
 
+from cdi.atomic import read_regular
 from deviceplugin import render
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from mpsd.errors import TransientError
@@ -56,8 +57,7 @@ def read(device_plugins_directory: str) -> list[Entry]:
     """All entries. Raises CheckpointError."""
     path = os.path.join(device_plugins_directory, FILE_NAME)
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data, _ = read_regular(path, max_bytes=MAX_BYTES)
     except OSError as error:
         raise CheckpointError(f"cannot read the kubelet's checkpoint {path}: {error.strerror or error}") from error
     return parse(data)
@@ -65,8 +65,6 @@ def read(device_plugins_directory: str) -> list[Entry]:
 
 def parse(data: bytes) -> list[Entry]:
     """Entries in one file's bytes (pure). Raises CheckpointError."""
-    if len(data) > MAX_BYTES:
-        raise CheckpointError(f"cannot read the kubelet's checkpoint: it is larger than {MAX_BYTES} bytes")
     try:
         found = _decoder.decode(data).Data.PodDeviceEntries or []
     except msgspec.MsgspecError as error:

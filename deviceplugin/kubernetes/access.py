@@ -10,13 +10,13 @@ import os
 import re
 import socket
 import ssl
-import stat
 import threading
 from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
+from cdi.atomic import read_regular
 from deviceplugin.kubernetes.errors import AccessError, shown
 
 IN_CLUSTER = "in-cluster"
@@ -379,16 +379,6 @@ def _identity(path: str) -> Identity | None:
 
 def _read(path: str, meaning: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise AccessError(f"cannot read the {meaning} {path}: it is no plain file")
-            with open(descriptor, "rb", closefd=False) as file:
-                data = file.read(max_bytes + 1)
-        finally:
-            os.close(descriptor)
+        return read_regular(path, max_bytes=max_bytes)[0]
     except OSError as error:
         raise AccessError(f"cannot read the {meaning} {path}: {error.strerror}") from error
-    if len(data) > max_bytes:
-        raise AccessError(f"cannot read the {meaning} {path}: it has more than {max_bytes} bytes")
-    return data

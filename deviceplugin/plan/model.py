@@ -10,6 +10,7 @@ from cdi.registry import MEMORY_HOOK
 from mpsd.config.model import Delivery, Enforcement, Resource
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.groups import Group
+from mpsd.ranges import Bytes, Count, LimitBytes, Line, Name, NameOrNone, Percent, UnixSeconds
 from mpsd.shares import ShareSize
 from mpsd.snapshot import HardLimits
 
@@ -251,10 +252,10 @@ ANNOTATED = "annotations"
 class ContainerRef(msgspec.Struct, frozen=True, kw_only=True):
     """A container of one pod."""
 
-    namespace: str
-    pod: str
-    pod_uid: str
-    container: str
+    namespace: Name
+    pod: Line
+    pod_uid: Name
+    container: Name
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.pod}/{self.container}"
@@ -292,29 +293,29 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     say, which may be more than it got.
     """
 
-    key: str
-    resource: str
-    device_ids: tuple[str, ...]
-    generation: int
-    group: str = ""
-    gpus: tuple[str, ...]
-    slot: int | None = None
-    request_bytes: int
-    limit_bytes: int
-    share_bytes: int
-    memory_total_bytes: int
+    key: Name
+    resource: Line
+    device_ids: tuple[Line, ...]
+    generation: Count
+    group: NameOrNone = ""
+    gpus: tuple[Name, ...]
+    slot: Count | None = None
+    request_bytes: Bytes
+    limit_bytes: LimitBytes
+    share_bytes: Bytes
+    memory_total_bytes: Bytes
     mode: Mode
     enforcement: Enforcement
     minimum: Enforcement = Enforcement.NONE
-    soft_bytes: int = 0
-    thread_percent: int | None = None
-    gpu_kind: str = ""
+    soft_bytes: Bytes = 0
+    thread_percent: Percent | None = None
+    gpu_kind: Line = ""
     delivery: Delivery = Delivery.CDI
-    created_unix_s: float = 0.0
+    created_unix_s: UnixSeconds = 0.0
     adopted: bool = False
     container: ContainerRef | None = None
-    asked_request_bytes: int = 0
-    asked_limit_bytes: int = 0
+    asked_request_bytes: Bytes = 0
+    asked_limit_bytes: Bytes = 0
 
     @property
     def booked_bytes(self) -> int:

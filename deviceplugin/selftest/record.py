@@ -7,10 +7,11 @@ import msgspec
 
 from cdi.atomic import replace_file
 from deviceplugin.selftest.plan import GRANTED, GpuFacts, Trial
+from mpsd import records
 from mpsd.errors import GpufracError
+from mpsd.ranges import Count, Line, Name, UnixSeconds
 
 RENAME = "camel"
-MAX_BYTES = 1 << 20
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 MAX_FOUND = 300
 
@@ -18,13 +19,13 @@ MAX_FOUND = 300
 class Result(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """Of one trial. `ok` None: it was not made, `found` says why."""
 
-    gpu: str
-    index: int
-    mode: str
-    level: str
-    what: str
-    expected: str
-    found: str
+    gpu: Name
+    index: Count
+    mode: Line
+    level: Line
+    what: Line
+    expected: Line
+    found: Line
     ok: bool | None
 
 
@@ -42,9 +43,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """The last self-test of a node. `version` is gpufrac's."""
 
-    unix_s: float
-    driver: str
-    version: str
+    unix_s: UnixSeconds
+    driver: Line
+    version: Line
     results: tuple[Result, ...]
 
 
@@ -115,12 +116,12 @@ def path_of(state_root: str) -> str:
 
 
 def load(state_root: str) -> Record | None:
-    """The last one, None where there is none that can be read."""
+    """The last one, None where there is none. Raises GpufracError for one that can't be used: that is not none."""
+    path = path_of(state_root)
     try:
-        with open(path_of(state_root), "rb") as file:
-            return msgspec.json.decode(file.read(MAX_BYTES), type=Record)
-    except (OSError, msgspec.MsgspecError):
-        return None
+        return records.read(path, Record)
+    except records.RecordError as error:
+        raise GpufracError(f"cannot use the last self-test's result {path}: {error}: run `gpufrac selftest`") from error
 
 
 def store(state_root: str, record: Record) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from mpsd.plan import DAEMON_MARKER, SHARED_MEMORY_MARKER, DaemonSpec
+from mpsd.ranges import Count, MpsProtocol, Name, Path, Pid
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 PROTOCOL_VERSION = "CUDA_MPS_PROTOCOL_VERSION"
@@ -27,12 +28,12 @@ class DaemonIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """A control daemon as recorded. Servers stay in its process group."""
 
     boot_id: str
-    pid: int
-    start_time: int
-    process_group: int
-    pipe_directory: str
-    protocol: int = 2
-    gpus: tuple[str, ...] = ()
+    pid: Pid
+    start_time: Count
+    process_group: Pid
+    pipe_directory: Path
+    protocol: MpsProtocol = 2
+    gpus: tuple[Name, ...] = ()
     """UUIDs by its ordinals."""
     shared_memory: bool = False
     """Whether it was given a /dev/shm of its own."""

@@ -7,6 +7,7 @@ import socket
 import stat
 from collections.abc import Collection, Iterator
 
+from cdi.atomic import make_directory
 from mpsd.daemon.namespaces import SERVER
 from mpsd.daemon.paths import MAIN, DaemonDirs, link_directory, link_source, namespace_socket
 from mpsd.errors import TransientError
@@ -30,10 +31,10 @@ def prepare(dirs: DaemonDirs) -> str:
         TransientError: a directory can't be made.
     """
     try:
-        os.makedirs(dirs.run_root, mode=MODE, exist_ok=True)
+        make_directory(dirs.run_root, MODE)
         for directory in (dirs.run_root, *_below(dirs.run_root, dirs.pipe)):
             _make(directory)
-        os.makedirs(dirs.log, mode=MODE, exist_ok=True)
+        make_directory(dirs.log, MODE)
     except OSError as error:
         raise TransientError(f"cannot make the directory {error.filename}: {error.strerror}") from error
     closed = [path for path in _parents(dirs.run_root) if not os.stat(path).st_mode & stat.S_IXOTH]

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from mpsd.ranges import Bytes, Count, Name
+
 MIB = 1024 * 1024
 
 
@@ -35,11 +37,11 @@ class GpuHealth(StrEnum):
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of one GPU that do not change while the driver is loaded. Memory in bytes."""
 
-    uuid: str
-    index: int
+    uuid: Name
+    index: Count
     name: str
-    memory_total_bytes: int
-    memory_reserved_bytes: int = 0
+    memory_total_bytes: Bytes
+    memory_reserved_bytes: Bytes = 0
     compute_capability: tuple[int, int] = (0, 0)
     numa_node: int | None = None
     pci_bus_id: str = ""

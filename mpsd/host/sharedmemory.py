@@ -5,6 +5,7 @@ It is a channel between all containers on the GPU, so it is off unless the confi
 
 import os
 
+from cdi.atomic import make_directory
 from mpsd.errors import TransientError
 from mpsd.host import mountinfo
 from mpsd.host.launcher import call
@@ -33,7 +34,7 @@ def mount(directory: str, host_root: str = "") -> None:
         TransientError: it can't be mounted, another file system is, or the host does not see it.
     """
     try:
-        os.makedirs(directory, mode=0o755, exist_ok=True)
+        make_directory(directory, 0o755)
         present = _type_at(directory)
         if present is None:
             with open("/proc/meminfo", encoding="ascii") as file:

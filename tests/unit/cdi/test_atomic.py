@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from cdi.atomic import MAX_FILE_BYTES, DurableDirectory, collect_temp_files, read_regular, remove_file, replace_file
+from cdi.atomic import (
+    MAX_FILE_BYTES,
+    DurableDirectory,
+    collect_temp_files,
+    make_directory,
+    read_regular,
+    remove_file,
+    replace_file,
+)
 from cdi.errors import InvalidNameError
 
 
@@ -155,6 +163,31 @@ def test_a_failed_flush_of_the_directory_is_owed(short_tmp: Path, monkeypatch: p
         broken = False
         assert not directory.remove("never was")
         assert len(flushed) == 1
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_every_directory_on_the_way_has_its_mode_whatever_the_umask(short_tmp: Path, umask: int) -> None:
+    old = os.umask(umask)
+    try:
+        assert make_directory(f"{short_tmp}/a/b/c/", 0o700)
+        DurableDirectory(f"{short_tmp}/d/e", mode=0o750).close()
+        assert not make_directory(f"{short_tmp}/a", 0o700), "what is there is left alone"
+    finally:
+        os.umask(old)
+    modes = {path: (short_tmp / path).stat().st_mode & 0o7777 for path in ("a", "a/b", "a/b/c", "d", "d/e")}
+    assert modes == {"a": 0o755, "a/b": 0o755, "a/b/c": 0o700, "d": 0o755, "d/e": 0o750}
+    (short_tmp / "file").touch()
+    for taken in ("file", "file/below"):
+        with pytest.raises(OSError, match=r"File exists|Not a directory"):
+            make_directory(str(short_tmp / taken), 0o700)
+
+
+def test_an_error_names_the_path_and_nothing_else(short_tmp: Path) -> None:
+    directory = DurableDirectory(str(short_tmp))
+    (short_tmp / "taken").mkdir()
+    with pytest.raises(OSError, match=rf"^\[Errno \d+\] [A-Za-z ]+: '{short_tmp}/taken'$"):
+        directory.put("taken", b"")
+    directory.close()
 
 
 def test_directory_is_made_with_its_mode(short_tmp: Path, tight_umask: None) -> None:

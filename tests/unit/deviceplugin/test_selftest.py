@@ -206,14 +206,16 @@ def test_the_last_one_in_a_line(found: record.Record | None, driver: str | None,
     assert bool(record.alarm(found, driver)) == alarm
 
 
-def test_the_file_is_readable_for_all_and_a_bad_one_counts_as_none(short_tmp: Path) -> None:
+def test_the_file_is_readable_for_all_and_a_bad_one_is_not_none(short_tmp: Path) -> None:
     assert record.load(str(short_tmp)) is None
     record.store(str(short_tmp), kept(PROVEN))
     assert record.load(str(short_tmp)) == kept(PROVEN)
     path = Path(record.path_of(str(short_tmp)))
     assert path.stat().st_mode & 0o777 == 0o644
-    path.write_text("{")
-    assert record.load(str(short_tmp)) is None
+    for bad in ("{", '{"unixS": 1e300, "driver": "", "version": "", "results": []}'):
+        path.write_text(bad)
+        with pytest.raises(GpufracError, match=r"cannot use the last self-test's result .*: run `gpufrac selftest`"):
+            record.load(str(short_tmp))
     with pytest.raises(GpufracError, match="cannot keep the result"):
         record.store(f"{short_tmp}/absent", kept())
 

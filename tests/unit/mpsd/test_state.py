@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mpsd.daemon.adopt import DaemonIdentity
@@ -37,12 +38,48 @@ def test_after_a_reboot_only_what_is_wanted_counts(short_tmp: Path) -> None:
     assert StateFile(path, "next boot").saved == Saved(boot_id="next boot", desired=DESIRED)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"boot_id": 1}', b"\xff"])
+def recorded(**values: object) -> bytes:
+    good = Saved(boot_id="boot", daemons={"GPU-1": IDENTITY}, desired=DESIRED)
+    return msgspec.json.encode(msgspec.to_builtins(good) | values)
+
+
+def daemon(**values: object) -> bytes:
+    return recorded(daemons={"GPU-1": msgspec.to_builtins(IDENTITY) | values})
+
+
+def wanted(**values: object) -> bytes:
+    return recorded(desired={"allocations": [msgspec.to_builtins(DESIRED.allocations[0]) | values]})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"boot_id": 1}',
+        b"\xff",
+        recorded(version=2),
+        recorded(compute_modes={"GPU-1": "UNKNOWN"}),
+        recorded(daemons={"../x": msgspec.to_builtins(IDENTITY)}),
+        daemon(pid=-1),
+        daemon(process_group=-5),
+        daemon(protocol=7),
+        daemon(pipe_directory="relative"),
+        wanted(limit_bytes=-1),
+        wanted(limit_bytes=0),
+        wanted(group="../../x"),
+        wanted(gpus=["a/b"]),
+        wanted(thread_percent=0),
+        recorded().replace(b"x/y", b"x/\xff"),
+    ],
+)
 def test_an_unreadable_file_is_started_over(short_tmp: Path, content: bytes) -> None:
     path = short_tmp / "mpsd.json"
     path.write_bytes(content)
     state = StateFile(str(path), "boot")
     assert state.saved == Saved(boot_id="boot")
+    assert (short_tmp / "mpsd.json.unreadable").read_bytes() == content
     state.record_daemon("GPU-1", IDENTITY)
     assert StateFile(str(path), "boot").saved.daemons == {"GPU-1": IDENTITY}
 

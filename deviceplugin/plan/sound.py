@@ -1,0 +1,48 @@
+"""Whether an allocation that was read back can be one that we granted (pure).
+
+Every value by itself is checked where it is declared; here is what they must be to one another: a record that lost a
+bit or was edited must not become a limit.
+"""
+
+from deviceplugin import ids
+from deviceplugin.plan.model import ANNOTATED, Allocation
+from mpsd.errors import ProtocolError
+
+
+def flaw(allocation: Allocation) -> str:
+    """Why it can't be, empty when it can."""
+    if not allocation.gpus or not allocation.device_ids:
+        return "it names no GPU, or no share"
+    if len(set(allocation.gpus)) < len(allocation.gpus) or len(set(allocation.device_ids)) < len(allocation.device_ids):
+        return "it names a GPU or a share twice"
+    if allocation.limit_bytes > allocation.memory_total_bytes and not allocation.adopted:
+        return "its limit is more than its GPU has"
+    if allocation.soft_bytes > allocation.request_bytes:
+        return "more of it is protected than was requested"
+    if (allocation.container is None) != (allocation.resource != ANNOTATED):
+        return "it is neither a share nor a container's"
+    return _of_share(allocation) if allocation.container is None else _of_container(allocation)
+
+
+def _of_share(allocation: Allocation) -> str:
+    try:
+        groups = ids.groups_of(allocation.device_ids)
+    except ProtocolError as error:
+        return str(error)
+    # Versions without groups of GPUs named none: a GPU alone is its own.
+    group = allocation.group or allocation.gpus[0]
+    if groups != (group,):
+        return f"its shares are of {', '.join(groups)}, and it is of {group}"
+    if allocation.request_bytes != allocation.share_bytes * len(allocation.device_ids):
+        return "its request is not the sum of its shares"
+    slots = [ids.slot_of(identifier) for identifier in allocation.device_ids]
+    if allocation.slot is not None and [allocation.slot] != slots:
+        return "its slot is not the one that it names"
+    return ""
+
+
+def _of_container(allocation: Allocation) -> str:
+    assert allocation.container is not None
+    if allocation.device_ids != (allocation.container.id,):
+        return "it is not of the container that it names"
+    return ""

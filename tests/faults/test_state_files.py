@@ -1,0 +1,114 @@
+"""Whatever lies where a file of state should: the start goes on at once and says what it can't use."""
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deviceplugin import lastknown
+from deviceplugin.drains import Drains
+from deviceplugin.kubelet import checkpoint
+from deviceplugin.ledger import Ledger
+from deviceplugin.selftest import record
+from mpsd.errors import GpufracError
+from mpsd.state import StateFile
+
+MIB = 1 << 20
+KEY = "0" * 20
+
+
+def read_ledger(path: Path) -> str:
+    ledger = Ledger(str(path.parent))
+    found, problems = ledger.load()
+    ledger.close()
+    assert found == []
+    return "; ".join(problems)
+
+
+def read_drains(path: Path) -> str:
+    return Drains(str(path)).problem
+
+
+def read_last_known(path: Path) -> str:
+    assert lastknown.load(str(path), "boot").gpus == ()
+    return ""
+
+
+def read_state(path: Path) -> str:
+    assert StateFile(str(path), "boot").saved.daemons == {}
+    return ""
+
+
+def read_selftest(path: Path) -> str:
+    with pytest.raises(GpufracError) as raised:
+        record.load(str(path.parent))
+    return str(raised.value)
+
+
+def read_checkpoint(path: Path) -> str:
+    with pytest.raises(checkpoint.CheckpointError) as raised:
+        checkpoint.read(str(path.parent))
+    return str(raised.value)
+
+
+READERS: list[tuple[str, Callable[[Path], str]]] = [
+    (f"{KEY}.json", read_ledger),
+    ("drains.json", read_drains),
+    ("node.json", read_last_known),
+    ("mpsd.json", read_state),
+    ("selftest.json", read_selftest),
+    (checkpoint.FILE_NAME, read_checkpoint),
+]
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(8 << 30)
+
+
+def nested(path: Path) -> None:
+    path.write_bytes(b"[" * MIB)
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """A reader without bounds fails instead of taking the machine along."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        now_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now_bytes + 512 * MIB, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("what", [fifo, endless, huge, nested, directory])
+@pytest.mark.parametrize(("name", "read"), READERS)
+def test_what_is_no_small_regular_file_neither_hangs_nor_fills_memory(
+    short_tmp: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    read: Callable[[Path], str],
+    what: Callable[[Path], None],
+) -> None:
+    what(short_tmp / name)
+    said = read(short_tmp / name) or " ".join(str(getattr(r, "gpufrac_fields", "")) for r in caplog.records)
+    assert str(short_tmp) in said or read is read_checkpoint
+    assert "None" not in said
+    if read not in (read_selftest, read_checkpoint):
+        assert not os.path.lexists(short_tmp / name)
+        assert os.path.lexists(short_tmp / f"{name}.unreadable")
