@@ -5,7 +5,7 @@ import threading
 from deviceplugin.annotated.frontend import AnnotatedFrontend
 from deviceplugin.annotated.status import AnnotatedStatus, annotated_status
 from deviceplugin.kubernetes.model import NodeReadiness
-from deviceplugin.nri.session import NriSession
+from deviceplugin.nri import session
 from mpsd.config.model import AnnotationsConfig, NriConfig
 from mpsd.log import get_logger
 
@@ -22,7 +22,7 @@ class AnnotatedPods:
 
     def __init__(self, config: AnnotationsConfig, nri: NriConfig, frontend: AnnotatedFrontend) -> None:
         self.config, self.frontend = config, frontend
-        self._session = NriSession(nri.socket, nri.name, nri.index, frontend)
+        self._session = session.NriSession(nri.socket, nri.name, nri.index, frontend, answer_s=session.ANSWER_S)
         self._stop = threading.Event()
         self._tender = threading.Thread(target=self._tend, name="annotated", daemon=True)
 

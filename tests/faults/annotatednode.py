@@ -2,10 +2,10 @@
 
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pytest
+from msgspec import structs
 
 from deviceplugin import metrics
 from deviceplugin.nri.model import Container, ContainerState, Pod
@@ -14,6 +14,7 @@ from deviceplugin.sim.runtime import write_nvidia_spec
 from deviceplugin.status import PluginStatus
 from mpsd.sim.driver import KUBEPODS, SimulatedDriver, gpu_uuid
 from tests.e2e.pluginnode import PluginNode, kill
+from tests.waiting import WAIT_S
 
 SHARE = "gpufrac.dev/gpu-8gi"
 SHARES = f"\n  - {{name: {SHARE}, memory: {{request: 8Gi}}, compute: {{mode: sm-sharing}}}}\n"
@@ -22,19 +23,24 @@ annotations: {{gpus: {{include: all}}, share: true, trust: {trust}, shortfall: r
 nri: {{socket: {root}/nri.sock}}
 """
 PREFIX = "nvidia.com/container.main"
+PATIENT = {"deviceplugin.nri.session.ANSWER_S": 0.9 * WAIT_S}
+"""A runtime that waits, and a plugin that makes use of it: a late answer is no fault of any test here."""
 
 
 class AnnotatedNode:
-    """Two GPUs with driver r615. Everything that runs on it is ended by `close`."""
+    """Two GPUs with driver r615. Everything that runs on it is ended by `close`.
 
-    def __init__(self, root: Path, trust: str = "any") -> None:
+    Args:
+        constants: see PluginNode.
+    """
+
+    def __init__(self, root: Path, trust: str = "any", constants: Mapping[str, float] | None = None) -> None:
         self.root = root
-        self.plugin = PluginNode(root, 2, SHARES, MORE.format(root=root, trust=trust), "615.71.09")
+        values = PATIENT | dict(constants or {})
+        self.plugin = PluginNode(root, 2, SHARES, MORE.format(root=root, trust=trust), "615.71.09", constants=values)
         self.driver = SimulatedDriver(self.plugin.mpsd.simulation)
         self.socket = f"{root}/nri.sock"
         self.pods: dict[str, tuple[Pod, Container]] = {}
-        self._sandboxes: dict[str, Pod] = {}
-        """All that were asked for and not stopped."""
         self._count = 0
         self._stack = contextlib.ExitStack()
         self._stack.callback(self.plugin.close)
@@ -51,7 +57,7 @@ class AnnotatedNode:
         self.until_ready()
 
     def start_runtime(self) -> None:
-        self.runtime = NriRuntime(self.socket, inventory=self._inventory)
+        self.runtime = NriRuntime(self.socket, request_timeout_s=WAIT_S, inventory=self._inventory)
         self.runtime.start()
         self._stack.callback(self.runtime.close)
 
@@ -96,60 +102,41 @@ class AnnotatedNode:
         pod = Pod(id=f"s-{name}", name=name, uid=f"uid-{name}", namespace="ns", annotations=annotations, pid=1)
         cgroups_path = f"{KUBEPODS.removesuffix('.slice')}-pod{name}.slice:cri-containerd:{name}"
         (self.root / "kubelet" / "pods" / pod.uid).mkdir(parents=True, exist_ok=True)
-        self._sandboxes[pod.name] = pod
         self.runtime.run_pod(pod)
         return pod, Container(id=name, pod_id=pod.id, name="main", cgroups_path=cgroups_path)
 
     def make(self, pod: Pod, container: Container) -> str:
-        """Creates and starts it; its pod's name. Raises NriError where that is refused."""
-        given = self.runtime.create_container(pod, container)
-        env = tuple(f"{name}={value}" for name, value in given.env)
-        assert any(entry.startswith("GPUFRAC_ALLOCATION=") for entry in env), "it would run without its limit"
-        made = Container(
-            id=container.id,
-            pod_id=pod.id,
-            name="main",
-            state=ContainerState.RUNNING,
-            env=env,
-            cgroups_path=container.cgroups_path,
-        )
-        slices, _, name = container.cgroups_path.split(":")
-        self.driver.make_cgroup(f"{KUBEPODS}/{slices}/cri-containerd-{name}.scope")
-        self.runtime.start_container(pod, made)
-        self.pods[pod.name] = (pod, made)
+        """Creates and starts it, and tries until that is allowed, as the kubelet does; its pod's name."""
+        self.plugin.until(lambda: not self._refusal(pod, container))
         return pod.name
 
-    def make_at_last(self, pod: Pod, container: Container) -> str:
-        """Tries until it is made, as the kubelet does."""
-        done: list[str] = []
+    def until_refused(self, pod: Pod, container: Container, said: str) -> None:
+        """Tries until that is the reason why it may not start. What is made meanwhile fails the test."""
 
-        def attempt() -> bool:
-            with contextlib.suppress(NriError):
-                done.append(self.make(pod, container))
-            return bool(done)
+        def refused() -> bool:
+            text = self._refusal(pod, container)
+            assert text, "it was made"
+            return said in text
 
-        self.plugin.until(attempt)
-        return done[0]
+        self.plugin.until(refused)
 
-    def refusal(self, pod: Pod, container: Container) -> str:
-        with pytest.raises(NriError) as refused:
-            self.make(pod, container)
-        return str(refused.value)
-
-    def end(self, name: str) -> None:
-        """Deletes a pod, and waits until what it held is free."""
-        self.stop(self.pods.pop(name)[0])
-        self.until(lambda s: all(a.pod != name for a in s.allocations))
-
-    def end_all(self) -> None:
-        for name in list(self.pods):
-            self.end(name)
-        for pod in list(self._sandboxes.values()):
-            self.stop(pod)
+    def _refusal(self, pod: Pod, container: Container) -> str:
+        """Tries to create and to start it once. Why it is refused, empty where it runs now."""
+        try:
+            given = self.runtime.create_container(pod, container)
+            env = tuple(f"{name}={value}" for name, value in given.env)
+            assert any(entry.startswith("GPUFRAC_ALLOCATION=") for entry in env), "it would run without its limit"
+            made = structs.replace(container, state=ContainerState.RUNNING, env=env)
+            slices, _, name = container.cgroups_path.split(":")
+            self.driver.make_cgroup(f"{KUBEPODS}/{slices}/cri-containerd-{name}.scope")
+            self.runtime.start_container(pod, made)
+        except NriError as refused:
+            return str(refused)
+        self.pods[pod.name] = (pod, made)
+        return ""
 
     def stop(self, pod: Pod) -> None:
         """Its sandbox and its directory go."""
-        self._sandboxes.pop(pod.name, None)
         self.runtime.stop_pod(pod)
         self.runtime.remove_pod(pod)
         (self.root / "kubelet" / "pods" / pod.uid).rmdir()

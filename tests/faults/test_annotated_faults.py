@@ -1,16 +1,14 @@
 """One table: a fault around annotated pods -> what the runtime is answered, and what is measured. Real processes.
 
-One node lives through all of them. In every row a container runs on GPU 0 before the fault. It keeps what it holds
-whatever happens; and when the fault is over, another is made.
+In every row a container runs on GPU 0 before the fault. It keeps what it holds whatever happens; and when the fault is
+over, another is made.
 """
 
 import contextlib
 import os
-import shutil
 import socket
 import struct
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,14 +16,9 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.nri.model import Adjustment, ContainerState
-from deviceplugin.sim.nri import NriError
 from mpsd.sim.driver import gpu_uuid
 from tests.faults.annotatednode import AnnotatedNode
-
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.leaks_ok("what a test restarts belongs to the node of all; gRPC keeps pollers"),
-]
+from tests.waiting import WAIT_S
 
 
 @contextlib.contextmanager
@@ -111,23 +104,20 @@ TABLE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def _node() -> Iterator[AnnotatedNode]:
-    root = Path(tempfile.mkdtemp(prefix="gf-", dir="/tmp"))
-    node = AnnotatedNode(root)
-    try:
-        node.start()
-        yield node
-    finally:
-        node.close()
-        shutil.rmtree(root, ignore_errors=True)
-
-
 @pytest.fixture
-def node(_node: AnnotatedNode) -> Iterator[AnnotatedNode]:
-    """The node, as it was left by none."""
-    yield _node
-    _node.end_all()
+def node(short_tmp: Path) -> Iterator[AnnotatedNode]:
+    with opened(short_tmp) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def opened(root: Path, constants: Mapping[str, float] | None = None) -> Iterator[AnnotatedNode]:
+    made = AnnotatedNode(root, constants=constants)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize("fault", TABLE, ids=lambda fault: fault.name.replace(" ", "-"))
@@ -137,13 +127,13 @@ def test_faults(node: AnnotatedNode, fault: Fault) -> None:
     pod, container = node.ask()
     with fault.strike(node):
         if fault.said:
-            assert fault.said in node.refusal(pod, container)
+            node.until_refused(pod, container, fault.said)
         else:
             node.make(pod, container)
         assert fault.metric in node.metrics().splitlines()
         assert node.holders()[running] == before[running]
     if fault.said:
-        node.make_at_last(pod, container)
+        node.make(pod, container)
     holders = node.holders()
     assert holders[running] == before[running]
     assert set(holders) == {running, pod.name}
@@ -161,13 +151,11 @@ def test_a_kill_of_the_plugin_loses_nothing_and_books_nothing_twice(node: Annota
     assert node.runtime.create_container(pod, container) == Adjustment(), "the runtime goes on without us"
     node.pods[pod.name] = (pod, structs.replace(container, state=ContainerState.RUNNING))
     node.start_plugin()
-    status = node.until(lambda s: len(s.allocations) == 3)
+    status = node.until(lambda s: len(s.allocations) == 3 and s.annotated and s.annotated.unenforced)
     assert status.annotated is not None
     assert [one.pod for one in status.annotated.unenforced] == [pod.name]
     assert "gpufrac_annotated_unenforced 1" in node.metrics().splitlines()
     assert {name: key for name, key in node.holders().items() if name in (first, second)} == before
-    del node.pods[pod.name]
-    node.stop(pod)
 
 
 def test_a_restart_of_the_runtime_is_survived_and_what_ended_meanwhile_is_released(node: AnnotatedNode) -> None:
@@ -191,13 +179,14 @@ def test_what_a_runtime_garbles_ends_the_link_and_nothing_else(node: AnnotatedNo
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(node.socket)
     listener.listen()
+    listener.settimeout(WAIT_S)
     try:
         for _ in range(2):
             connection, _ = listener.accept()
             with connection:
                 connection.sendall(struct.pack(">II", 1, 1 << 31))  # a chunk of 2 GiB
-                connection.settimeout(20)
-                with contextlib.suppress(OSError):
+                connection.settimeout(WAIT_S)
+                with contextlib.suppress(ConnectionError):
                     while connection.recv(4096):
                         pass
     finally:
@@ -212,19 +201,18 @@ def test_more_than_there_is_is_refused_whoever_asks_in_whatever_order(node: Anno
     share = node.plugin.admit_running("share", "gpufrac.dev/gpu-8gi")
     gpu = int(share.containers[0].devices["gpufrac.dev/gpu-8gi"][0].partition("::")[0][-1])
     big = node.make(*node.ask(gpu, limit="70Gi"))
-    text = node.refusal(*node.ask(gpu, limit="1Gi"))
-    assert "usable is free" in text
+    node.until_refused(*node.ask(gpu, limit="1Gi"), "usable is free")
     pod, container = node.ask(gpu, limit="1Gi")
-    with pytest.raises(NriError, match="one compute mode"):
-        node.runtime.create_container(*node.ask(gpu, "time-slicing", "1Gi"))
+    node.until_refused(*node.ask(gpu, "time-slicing", "1Gi"), "one compute mode")
     node.plugin.kubelet.delete(share)
-    node.make_at_last(pod, container)
+    node.make(pod, container)
     assert node.holders()[big]
 
 
-def test_a_pod_that_waits_for_memory_gets_it_when_the_one_before_is_gone(node: AnnotatedNode) -> None:
-    big = node.make(*node.ask(limit="78Gi"))
-    pod, container = node.ask(limit="78Gi")
-    assert "usable is free" in node.refusal(pod, container)
-    node.stop(node.pods.pop(big)[0])
-    assert node.make(pod, container) == pod.name, "without a grace: somebody waits"
+def test_a_pod_that_waits_for_memory_gets_it_when_the_one_before_is_gone(short_tmp: Path) -> None:
+    with opened(short_tmp, {"deviceplugin.podpresence.GONE_S": 3600.0}) as node:
+        big = node.make(*node.ask(limit="78Gi"))
+        pod, container = node.ask(limit="78Gi")
+        node.until_refused(pod, container, "usable is free")
+        node.stop(node.pods.pop(big)[0])
+        assert node.make(pod, container) == pod.name, "without a grace: somebody waits"
