@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.descriptors import descriptors
+from tests.waiting import WAIT_S
+
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
@@ -20,17 +23,8 @@ def short_tmp() -> Iterator[Path]:
 
 
 def _open_descriptors() -> set[str]:
-    """What our descriptors point at, without what interpreters and libraries keep for the life of a process."""
-    targets = set()
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        if target.startswith("/dev/") or "eventfd" in target or "eventpoll" in target:
-            continue  # gRPC keeps its pollers
-        targets.add(f"{fd}:{target}")
-    return targets
+    """Without devices, which interpreters and libraries keep for the life of a process."""
+    return {f"{fd}:{target}" for fd, target in descriptors().items() if not target.startswith("/dev/")}
 
 
 def _children() -> set[str]:
@@ -48,7 +42,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.get_closest_marker("leaks_ok"):
         return
-    deadline = time.monotonic() + 3.0
+    deadline_s = time.monotonic() + WAIT_S
     while True:
         leaked = [
             *(f"thread {t.name}" for t in set(threading.enumerate()) - threads if t.is_alive()),
@@ -57,6 +51,6 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         ]
         if not leaked:
             return
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             pytest.fail(f"left behind: {', '.join(leaked)}")
         time.sleep(0.02)

@@ -198,11 +198,9 @@ class Prober:
         self._list()
         # A GPU that has just left the list is asked once more: the driver's error says why.
         asked = [u for u, t in self._tracks.items() if u in self._listed or t.trouble is not GpuHealth.LOST]
+        deadline_s = self._clock() + self._deadline_s
         probes = [self._probe(uuid) for uuid in asked if self._opened.is_set()]
-        self._pump(
-            self._clock() + self._deadline_s,
-            until=lambda: all(w is None or not w.busy() for w in probes),
-        )
+        self._pump(deadline_s, until=lambda: all(w is None or not w.busy() for w in probes))
         if not self._stopping.is_set():
             self._note_absence()
             self._publish()

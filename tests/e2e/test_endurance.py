@@ -1,6 +1,5 @@
 """Again and again: what happens once in a while must leave nothing behind, and nobody else may notice."""
 
-import contextlib
 import difflib
 import os
 import re
@@ -28,6 +27,7 @@ from mpsd.host.place import HostPlace
 from mpsd.sim.mps.switches import set_switch
 from mpsd.snapshot import Desired, GpuStatus
 from tests.contract.mps import until
+from tests.descriptors import descriptors
 from tests.desired import allocation
 from tests.e2e.mpsdnode import DRIVERS, ROOT, WAIT_S, end, first_line, is_ready, mpsd_node, saved_state
 from tests.faults.mpsd.node import POLICY, Node, opened, pid_of, quick
@@ -48,7 +48,7 @@ def quiet(node: Node) -> dict[str, object]:
     deadline_s = time.monotonic() + WAIT_S
     lane = re.compile(r"(mps|driver)-\d+|state")
     while children() or any(map(lane.fullmatch, names())) or not are_followed(node):
-        assert time.monotonic() < deadline_s, (children(), names(), descriptors())
+        assert time.monotonic() < deadline_s, (children(), names(), kinds())
         threading.Event().wait(0.01)
     return left(node)
 
@@ -80,26 +80,22 @@ def children() -> set[int]:
     return {pid for pid in found if processes.parent(pid) == os.getpid()}
 
 
-def descriptors() -> Counter[str]:
-    """What ours are, without the numbers of pipes and sockets."""
-    found: Counter[str] = Counter()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found[re.sub(r"\[\d+\]", "", os.readlink(f"/proc/self/fd/{fd}"))] += 1
-    return found
+def kinds() -> Counter[str]:
+    """What our descriptors are, without the numbers of pipes and sockets."""
+    return Counter(re.sub(r"\[\d+\]", "", target) for target in descriptors().values())
 
 
 def are_followed(node: Node) -> bool:
     """Whether every log is open; a server of protocol 3 is started with its daemon, and may come after that."""
     logs = {f"{node.dirs_of(uuid).log}/control.log" for uuid in node.uuids}
     logs |= {node.dirs_of(uuid).server_log for uuid in node.uuids if node.protocol == 3}
-    return logs <= descriptors().keys()
+    return logs <= kinds().keys()
 
 
 def left(node: Node) -> dict[str, object]:
     """All that could pile up, without PIDs."""
     return {
-        "descriptors": sorted(descriptors().items()),
+        "descriptors": sorted(kinds().items()),
         "threads": threading.active_count(),
         "children": children(),
         "processes": [len(node.mps_pids(uuid)) for uuid in node.uuids],

@@ -10,9 +10,7 @@ from mpsd.gpu.backend import GpuBackend, GpuError, MemoryLimits, XidEvent
 from mpsd.gpu.health import Policy
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory
 from mpsd.gpu.prober import Prober
-
-WAIT_S = 20.0
-"""Longest wait for something that must happen; reached only by a failing test."""
+from tests.waiting import WAIT_S
 
 
 def gpu_uuid(number: int) -> str:
@@ -145,13 +143,35 @@ def state(inventory: Inventory, index: int) -> GpuState:
     return next(s for s in inventory.gpus if s.info.index == index)
 
 
+class CountedProber(Prober):
+    """Whose rounds can be waited for."""
+
+    begun = done = 0
+    changed: threading.Condition
+
+    def _round(self) -> None:
+        with self.changed:
+            self.begun += 1
+        super()._round()
+        with self.changed:
+            self.done += 1
+            self.changed.notify_all()
+
+    def round(self) -> None:
+        """Has all GPUs probed once, from after this call on, and waits for the end of it."""
+        with self.changed:
+            number = self.begun + 1
+            self.kick()
+            assert self.changed.wait_for(lambda: self.done >= number, WAIT_S)
+
+
 class Rig:
     """A prober on a scripted backend, driven by rounds: nothing is probed unless the test asks or moves the clock."""
 
     def __init__(self, backend: ScriptedBackend) -> None:
         self.backend, self.clock, self.seen = backend, FakeClock(), Receiver()
         self.errors: queue.SimpleQueue[GpufracError] = queue.SimpleQueue()
-        self.prober = Prober(
+        self.prober = CountedProber(
             backend,
             self.seen,
             on_error=self.errors.put,
@@ -159,16 +179,12 @@ class Rig:
             policy=Policy(quiet_s=60.0),
             clock=self.clock,
         )
+        self.prober.changed = threading.Condition()
 
     def rounds(self, count: int = 1) -> None:
-        """Runs whole probes of all GPUs: the list call of one more round shows that those before are over."""
+        """Runs whole probes of all GPUs. None goes on afterwards, so that a clock set on makes no answer late."""
         for _ in range(count):
-            before = self.backend.count("uuids")
-            self.prober.kick()
-            self.backend.await_calls(before + 1, "uuids")
-        before = self.backend.count("uuids")
-        self.prober.kick()
-        self.backend.await_calls(before + 1, "uuids")
+            self.prober.round()
 
     def advance(self, seconds: float) -> None:
         """Moves the clock and wakes the loop."""

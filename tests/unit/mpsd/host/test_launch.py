@@ -53,12 +53,24 @@ def test_the_program_gets_exactly_its_environment_and_keeps_the_rest(short_tmp: 
     assert [path.name for path in short_tmp.iterdir()] == [procs.name]
 
 
-def test_no_signal_is_left_ignored(short_tmp: Path) -> None:
+def ignored(status: str) -> set[int]:
+    """Signals that a process ignores, of its line in /proc."""
+    (mask,) = (int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn"))
+    return {number for number in signal.valid_signals() if mask & 1 << (number - 1)}
+
+
+@pytest.mark.parametrize("nohup", [False, True])
+def test_no_signal_is_left_ignored(short_tmp: Path, nohup: bool) -> None:
+    """But those that we were started with: what a shell starts in the background or under nohup, its user wants so."""
     (short_tmp / "procs").touch()
-    done = run(["grep", "SigIgn", "/proc/self/status"], [f"{short_tmp}/procs"])
-    # A shell has what it starts in the background ignore these two: that is its user's choice.
-    inherited = (number for number in (signal.SIGINT, signal.SIGQUIT) if signal.getsignal(number) is signal.SIG_IGN)
-    assert int(done.stdout.split()[1], 16) == sum(1 << (number - 1) for number in inherited)
+    program = ["grep", "SigIgn", "/proc/self/status"]
+    arguments, environment = launch.command(program, ENVIRONMENT, [f"{short_tmp}/procs"])
+    if nohup:
+        arguments = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *arguments]
+    done = subprocess.run(arguments, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    pythons_own = {signal.SIGPIPE, signal.SIGXFSZ}
+    inherited = ignored(Path("/proc/self/status").read_text()) - pythons_own
+    assert ignored(done.stdout) == inherited | ({signal.SIGHUP} if nohup else set())
 
 
 def test_it_stays_the_process_that_was_started(short_tmp: Path) -> None:
