@@ -12,8 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,20 +21,10 @@ from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.install import install_emulator
 from tests.lines import next_line
-
-DEADLINE_S = 15.0
+from tests.waiting import WAIT_S, until
 
 DRIVER_3 = "615.71.09"
 """A driver with protocol 3."""
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Waits for something that no event tells. Fails the test when it does not come."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited in vain: {what}")
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
@@ -55,14 +44,14 @@ class ClientProcess:
 
     def line(self) -> str:
         """Its next line of output."""
-        return next_line(self.process.stdout, DEADLINE_S)
+        return next_line(self.process.stdout, WAIT_S)
 
     def end(self) -> int:
         """Lets it end by itself; its exit status."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        return self.process.wait(DEADLINE_S)
+        return self.process.wait(WAIT_S)
 
     def close(self) -> None:
         self.process.kill()
@@ -99,7 +88,7 @@ class Mps:
             input=text,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=WAIT_S,
             env={**self.environment, **environment},
             check=False,
         )
@@ -197,7 +186,7 @@ class Mps:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=WAIT_S,
             env={**self.environment, "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe.joinpath(*at)), **environment},
             check=False,
         )

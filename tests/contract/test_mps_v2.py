@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.mps import Mps, alive, real_or_emulator, until
+from tests.contract.mps import Mps, alive, real_or_emulator
+from tests.waiting import WAIT_S, until
 
 LIMIT = re.compile(r"\d+[GM]")
 UUID = "GPU-51000000-0000-4000-8000-000000000000"
@@ -240,7 +241,7 @@ def test_quit_waits_for_clients(daemon: Mps) -> None:
     assert alive(daemon.pid())
     assert quitting.poll() is None
     client.end()
-    assert quitting.wait(15) == 0
+    assert quitting.wait(WAIT_S) == 0
 
 
 def test_quit_with_a_time_ends_servers_by_force_and_fails(daemon: Mps) -> None:

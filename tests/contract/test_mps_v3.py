@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.mps import Mps, alive, real_or_emulator, until
+from tests.contract.mps import Mps, alive, real_or_emulator
+from tests.waiting import until
 
 GIB = 1024**3
 ABSENT = "GPU-00000000-dead-dead-dead-000000000000"

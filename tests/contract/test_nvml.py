@@ -14,6 +14,7 @@ import pytest
 
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.nvml import NvmlBackend
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc to build the NVML stand-in")
 
@@ -65,7 +66,7 @@ class Mock:
         """Runs the code after PRELUDE; gives the values it put out."""
         done = subprocess.run(
             [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
-            env=self.environment(), capture_output=True, text=True, timeout=30, check=False,
+            env=self.environment(), capture_output=True, text=True, timeout=WAIT_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -306,7 +307,7 @@ def test_close_ends_a_wait_for_events(mock: Mock) -> None:
         import threading
         b.open(); b.uuids(); result = []
         thread = threading.Thread(target=lambda: result.append(attempt(lambda: b.wait_xid(3600))))
-        thread.start(); b.close(); thread.join(20); out(result)
+        thread.start(); b.close(); thread.join(120); out(result)
     """)
     assert outcome[0][:2] == ["GpuError", 1]
 
@@ -320,7 +321,7 @@ def test_close_lets_a_running_call_finish(mock: Mock) -> None:
         thread.start()
         while not b._calls: time.sleep(0.001)
         threading.Timer(0.05, lambda: remove("hang.0")).start()
-        b.close(); thread.join(20); out(result)
+        b.close(); thread.join(120); out(result)
     """)
     assert outcome[0]["name"] == "Mock H100 80GB"
 
@@ -370,7 +371,7 @@ class LiveProber:
         raise AssertionError("the prober's process ended")
 
     def close(self) -> None:
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=WAIT_S)
         assert self.process.returncode == 0
 
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from tests.unit.deviceplugin.kubernetes.certificates import certificate
+from tests.waiting import WAIT_S
 
 VARIABLE = "GPUFRAC_KUBE_APISERVER"
 OLDEST = (1, 20)
@@ -41,7 +42,7 @@ def why_not() -> str:
         return f"{VARIABLE}={directory} has no bin/kube-apiserver"
     if shutil.which("setpriv") is None:
         return "needs setpriv"
-    said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
+    said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False, timeout=WAIT_S).stdout
     if not (match := re.search(r"v(\d+)\.(\d+)\.", said)) or (int(match[1]), int(match[2])) < OLDEST:
         return f"{server} is {said.strip() or 'no working server'}, these tests need 1.20 or later"
     return ""
@@ -326,7 +327,7 @@ class KubeApiserver:
         return self.token("default", name)
 
 
-def wait(what: str, condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+def wait(what: str, condition: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"{what} did not come in {timeout_s:.0f} s"
@@ -336,7 +337,7 @@ def wait(what: str, condition: Callable[[], bool], timeout_s: float = 15.0) -> N
 def _end(process: subprocess.Popen[bytes] | None, how: signal.Signals) -> None:
     if process is not None:
         process.send_signal(how)
-        process.wait(30.0)
+        process.wait(WAIT_S)
 
 
 def _free_ports(count: int) -> list[int]:

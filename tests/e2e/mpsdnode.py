@@ -19,9 +19,7 @@ from mpsd.sim.mps.faults import clear_fault, set_fault
 from mpsd.sim.mps.switches import set_switch
 from mpsd.snapshot import Desired, GpuStatus, Snapshot
 from tests.lines import next_line
-
-WAIT_S = 30.0
-"""Longest wait for something that must happen; reached only by a failing test."""
+from tests.waiting import WAIT_S
 
 DRIVERS = {2: "580.95.05", 3: "615.71.09"}
 """A driver for each MPS protocol."""

@@ -22,7 +22,8 @@ from deviceplugin.status import PluginStatus
 from mpsd.errors import GpufracError
 from mpsd.localapi.client import call
 from mpsd.sim.driver import gpu_uuid
-from tests.e2e.mpsdnode import ROOT, WAIT_S, MpsdNode, end
+from tests.e2e.mpsdnode import ROOT, MpsdNode, end
+from tests.waiting import WAIT_S
 
 SMALL, BIG, UNITS, SLICED = (f"gpufrac.dev/{name}" for name in ("gpu-8gi", "gpu-40gi", "memory-gib", "sliced-8gi"))
 RESOURCES = f"""

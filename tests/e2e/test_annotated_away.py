@@ -13,8 +13,8 @@ from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import State, write_nvidia_spec
 from deviceplugin.status import PluginStatus
 from mpsd.sim.driver import gpu_uuid
-from tests.e2e.mpsdnode import WAIT_S
 from tests.e2e.pluginnode import PluginNode, kill
+from tests.waiting import WAIT_S
 
 SHARE = "gpufrac.dev/gpu-8gi"
 SHARES = f"\n  - {{name: {SHARE}, memory: {{request: 8Gi}}, compute: {{mode: sm-sharing}}}}\n"

@@ -21,6 +21,7 @@ from deviceplugin.nri.model import Adjustment, Container, ContainerState, Invent
 from deviceplugin.nri.session import NriSession
 from tests.e2e.containerd.cri import CriError
 from tests.e2e.containerd.node import Containerd, why_not
+from tests.waiting import WAIT_S, until
 
 VENDOR, CLASS = "gpufrac.dev", "allocation"
 KIND = f"{VENDOR}/{CLASS}"
@@ -86,7 +87,7 @@ class Recorder:
 
     def wait(self, kind: str, times: int = 1) -> None:
         with self.told:
-            assert self.told.wait_for(lambda: self.kinds().count(kind) >= times, 15.0), f"no {kind}: {self.events}"
+            assert self.told.wait_for(lambda: self.kinds().count(kind) >= times, WAIT_S), f"no {kind}: {self.events}"
 
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.events]
@@ -137,7 +138,7 @@ def test_what_runs_already_is_told_when_we_register(node: Containerd, pod: str, 
     node.cri.start(ended)
     stopped = node.cri.run_pod("stopped")
     node.cri.stop_pod(stopped)
-    _wait_for(lambda: node.cri.status(ended).state == "EXITED")
+    until(lambda: node.cri.status(ended).state == "EXITED")
 
     session = NriSession(node.nri_socket, "gpufrac", "15", recorder)
     session.start()
@@ -314,7 +315,7 @@ def hanging(node: Containerd, recorder: Recorder) -> Iterator[tuple[NriSession, 
     go_on = threading.Event()
 
     def hang(_pod: Pod, _container: Container) -> Adjustment:
-        go_on.wait(20.0)
+        go_on.wait(WAIT_S)
         return Adjustment(env=(("GIVEN", "1"),))
 
     recorder.on_create = hang
@@ -337,7 +338,7 @@ def test_a_front_end_that_is_too_slow_refuses_in_time(
     assert time.monotonic() - begun_s < 1.8
 
     go_on.set()
-    _wait_for(lambda: session.state.stuck_s == 0)
+    until(lambda: session.state.stuck_s == 0)
     container = node.cri.create(pod, "main")
     assert "GIVEN=1" in node.cri.status(container).spec["process"]["env"]
     assert session.state.registrations == 1  # never dropped
@@ -406,10 +407,3 @@ def specs(node: Containerd) -> Iterator[SpecDirectory]:
 def _spec(**variables: str) -> Spec:
     env = tuple(f"{name}={value}" for name, value in variables.items())
     return Spec(KIND, (Device("one", ContainerEdits(env=env)),))
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

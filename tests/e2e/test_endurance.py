@@ -26,11 +26,11 @@ from mpsd.host import survival
 from mpsd.host.place import HostPlace
 from mpsd.sim.mps.switches import set_switch
 from mpsd.snapshot import Desired, GpuStatus
-from tests.contract.mps import until
 from tests.descriptors import descriptors
 from tests.desired import allocation
-from tests.e2e.mpsdnode import DRIVERS, ROOT, WAIT_S, end, first_line, is_ready, mpsd_node, saved_state
+from tests.e2e.mpsdnode import DRIVERS, ROOT, end, first_line, is_ready, mpsd_node, saved_state
 from tests.faults.mpsd.node import POLICY, Node, opened, pid_of, quick
+from tests.waiting import WAIT_S, until
 
 __all__ = ["quick"]
 pytestmark = [pytest.mark.usefixtures("quick"), pytest.mark.parametrize("protocol", [2, 3])]
@@ -126,7 +126,6 @@ def cgroups_of(places: Sequence[str], node: Node) -> list[bool]:
     return [os.path.exists(f"{place}/{os.getpid()}-{uuid}") for place in places for uuid in node.uuids]
 
 
-@pytest.mark.timeout(240)  # hundreds of real processes, on whatever machine
 def test_a_hundred_starts_and_stops_leave_nothing(short_tmp: Path, protocol: int) -> None:
     """Half of them in order, half by SIGKILL; under both protocols 200."""
     where, places = place()
@@ -160,7 +159,6 @@ def another(gpu: GpuStatus, pids: dict[str, int]) -> bool:
     return is_ready(gpu) and pid_of(gpu) != pids[gpu.info.uuid]
 
 
-@pytest.mark.timeout(240)  # hundreds of real processes, on whatever machine
 def test_fifty_kills_of_a_daemon_leave_the_clients_of_other_gpus_alone(short_tmp: Path, protocol: int) -> None:
     """Each snapshot must show their daemons ready and the same: see `Node`. Under both protocols together 50."""
     with opened(Node(short_tmp, protocol, gpus=3, policy=replace(CALM, probe_interval_s=0.3))) as node:
@@ -185,7 +183,6 @@ def test_fifty_kills_of_a_daemon_leave_the_clients_of_other_gpus_alone(short_tmp
         assert set(node.others) == set(node.uuids[1:])
 
 
-@pytest.mark.timeout(240)  # hundreds of real processes, on whatever machine
 def test_ten_kills_of_mpsd_itself_go_unnoticed_and_cleanup_leaves_the_node_as_found(
     short_tmp: Path, protocol: int
 ) -> None:

@@ -33,6 +33,7 @@ from deviceplugin.sim.apiserver import StubApiServer
 from mpsd.config.model import KubernetesConfig
 from tests.e2e.kubeapiserver import KubeApiserver, wait, why_not
 from tests.unit.deviceplugin.kubernetes.certificates import certificate
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.skipif(bool(_reason := why_not()), reason=f"kube-apiserver: {_reason}")
 restarts = pytest.mark.leaks_ok("the server of all these tests is another process afterwards")
@@ -124,7 +125,7 @@ class World:
             for event in self.server.events(self.namespace)
         ]
 
-    def wait(self, condition: Callable[[], bool], what: str = "what was expected", timeout_s: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool], what: str = "what was expected", timeout_s: float = WAIT_S) -> None:
         wait(f"{what} ({self.api.state.error})", condition, timeout_s)
 
     def reported(self) -> None:

@@ -17,10 +17,10 @@ from mpsd.daemon.namespaces import share_name
 from mpsd.errors import ConfigError, ProtocolError
 from mpsd.gpu.model import ComputeMode, Mode
 from mpsd.snapshot import Desired, DesiredAllocation, GpuStatus
-from tests.contract.mps import until
 from tests.desired import allocation
 from tests.desired import bind as binding
-from tests.e2e.mpsdnode import DRIVERS, ROOT, WAIT_S, MpsdNode, end, first_line, is_ready, mpsd_node, saved_state
+from tests.e2e.mpsdnode import DRIVERS, ROOT, MpsdNode, end, first_line, is_ready, mpsd_node, saved_state
+from tests.waiting import WAIT_S, until
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ import pytest
 
 from deviceplugin.sim.kubelet import AdmittedPod
 from mpsd.config.model import GIB
-from tests.e2e.mpsdnode import ROOT, WAIT_S, end, first_line
+from tests.e2e.mpsdnode import ROOT, end, first_line
 from tests.e2e.pluginnode import SMALL, PluginNode, plugin_node
+from tests.waiting import WAIT_S
 
-pytestmark = [pytest.mark.leaks_ok("gRPC keeps pollers, and channels close late"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.leaks_ok("gRPC keeps pollers, and channels close late")
 
 PROTOCOLS = {2: "580.95.05", 3: "615.71.09"}
 

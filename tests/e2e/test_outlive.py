@@ -19,8 +19,8 @@ import pytest
 from mpsd.host import cgroups, launch
 from mpsd.host.mountinfo import parse
 from mpsd.host.survival import INITIAL_CGROUP, INITIAL_PID
+from tests.waiting import WAIT_S
 
-WAIT_S = 30.0
 ROOT = str(Path(__file__).resolve().parents[2])
 PROBE = """
 import json, subprocess, sys

@@ -25,8 +25,9 @@ from mpsd.config.model import GIB, socket_name
 from mpsd.errors import GpufracError
 from mpsd.sim.driver import gpu_uuid
 from mpsd.sim.gpus import SimulatedBackend
-from tests.e2e.mpsdnode import ROOT, WAIT_S, end
+from tests.e2e.mpsdnode import ROOT, end
 from tests.e2e.pluginnode import BIG, RESOURCES, SLICED, SMALL, UNITS, PluginNode, init, kill, plugin_node
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.leaks_ok("gRPC keeps pollers, and channels close late")
 
@@ -228,7 +229,7 @@ def rival_plugin(node: PluginNode, resource: str) -> Iterator[None]:
     try:
         with grpc.insecure_channel(f"unix:{directory}/kubelet.sock") as channel:
             request = pb.RegisterRequest(version="v1beta1", endpoint="rival.sock", resource_name=resource)
-            rpc.RegistrationStub(channel).Register(request, timeout=10)
+            rpc.RegistrationStub(channel).Register(request, timeout=WAIT_S)
         yield
     finally:
         server.stop(0).wait()
@@ -242,7 +243,7 @@ class DeafKubelet(rpc.RegistrationServicer):
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:  # noqa: N802
         with grpc.insecure_channel(f"unix:{self.directory}/{request.endpoint}") as channel:
-            rpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=10)
+            rpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=WAIT_S)
         self.registrations += request.resource_name == SMALL
         return pb.Empty()
 
@@ -475,7 +476,6 @@ def test_a_driver_goes_down_and_up_again_between_restarts(short_tmp: Path) -> No
             assert edits.env["GPUFRAC_ENFORCEMENT"] == level
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_any_moment_lose_and_double_nothing(node: PluginNode, seed: int) -> None:
     """Pods come and go while plugin, mpsd and kubelet are killed and restarted; then everything is counted."""

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from deviceplugin.podevents import WAITING
 from deviceplugin.sim.apiserver import StubApiServer
-from tests.e2e.mpsdnode import WAIT_S, end
+from tests.e2e.mpsdnode import end
 from tests.e2e.pluginnode import SMALL, plugin_node
+from tests.waiting import WAIT_S
 
 
 def test_a_pod_that_waits_for_mpsd_is_told_so(short_tmp: Path) -> None:

@@ -18,6 +18,7 @@ from cdi.inject import apply, effective_env
 from cdi.model import ContainerEdits, Device, Mount, Spec
 from cdi.registry import NotFound, scan
 from cdi.writer import SpecDirectory
+from tests.waiting import WAIT_S
 
 VENDOR, CLASS = "gpufrac.dev", "allocation"
 KIND = f"{VENDOR}/{CLASS}"
@@ -43,7 +44,9 @@ def _why_not() -> str:
             return f"needs {program}"
     if os.path.realpath("/var/run") != "/run":
         return "needs /var/run to be /run"
-    if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/run"], check=False, timeout=30).returncode:
+    if subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/run"], check=False, timeout=WAIT_S
+    ).returncode:
         return "may not mount in a mount namespace of its own"
     return ""
 
@@ -70,7 +73,7 @@ class Podman:
     def _install(self, program: str) -> None:
         path = shutil.which(program)
         assert path is not None
-        done = subprocess.run(["ldd", path], capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(["ldd", path], capture_output=True, text=True, check=False, timeout=WAIT_S)
         for file in (path, *re.findall(r"(/\S+) \(0x", done.stdout)):
             target = self._root / file.lstrip("/")
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +91,12 @@ class Podman:
         command += [part for entry in env for part in ("--env", entry)]
         command += ["--rootfs", str(self._root), *args]
         done = subprocess.run(
-            command, check=False, timeout=50, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            check=False,
+            timeout=WAIT_S,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         return done.returncode, done.stdout.decode(errors="replace")
 
@@ -120,7 +128,7 @@ def _env_of(output: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
 
 
-pytestmark = [pytest.mark.root, pytest.mark.podman, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.root, pytest.mark.podman]
 
 
 def test_container_gets_env_and_mount(podman: Podman, specs: SpecDirectory, short_tmp: Path) -> None:

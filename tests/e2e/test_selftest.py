@@ -12,8 +12,6 @@ from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import set_fault
 from tests.e2e.test_sim import Up, gpufrac, pod
 
-pytestmark = pytest.mark.timeout(120)
-
 CONFIG = """
 apiVersion: gpufrac.dev/v1
 kind: NodeConfig

@@ -6,16 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(180)
+from tests.waiting import WAIT_S, until
 
-TIMEOUT_S = 90.0
 RESOURCE = "gpufrac.dev/gpu-8gi"
 
 CONFIG = """
@@ -40,7 +38,7 @@ def gpufrac(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]
         input=text,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=WAIT_S,
         check=False,
     )
 
@@ -186,9 +184,9 @@ def test_run_leaves_nothing_when_it_is_interrupted(number: signal.Signals) -> No
     assert process.stdin is not None
     with process.stdin as stdin:
         stdin.write(pod("p").encode())
-    directory = wait_for(lambda: node_of_a_child(process.pid))
+    directory = until(lambda: node_of_a_child(process.pid))
     process.send_signal(number)
-    assert process.wait(TIMEOUT_S) == 1
+    assert process.wait(WAIT_S) == 1
     assert not os.path.exists(directory)
     assert mentioning(directory) == []
 
@@ -200,14 +198,6 @@ def node_of_a_child(pid: int) -> str | None:
             if variable.startswith(b"GPUFRAC_SIM_NODE="):
                 return variable.partition(b"=")[2].decode()
     return None
-
-
-def wait_for(condition: Any) -> Any:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    return found
 
 
 # --- a node that stays up
@@ -236,7 +226,7 @@ class Up:
     def stop(self, number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        _, error = self.process.communicate(timeout=TIMEOUT_S)
+        _, error = self.process.communicate(timeout=WAIT_S)
         return self.process.returncode, error
 
 
@@ -300,7 +290,7 @@ def test_a_child_that_dies_ends_the_node(up: Up, name: str) -> None:
         if f"main\0{name}\0".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     os.kill(pid, signal.SIGKILL)
-    _, error = up.process.communicate(timeout=TIMEOUT_S)
+    _, error = up.process.communicate(timeout=WAIT_S)
     assert up.process.returncode == 1
     assert f"gpufrac {name} died (signal SIGKILL)" in error
     assert "last lines of the log" in error
@@ -310,7 +300,7 @@ def test_a_child_that_dies_ends_the_node(up: Up, name: str) -> None:
 def test_a_node_that_was_killed_is_cleaned_up_by_the_next(up: Up) -> None:
     assert up.sim("admit", "-", text=pod("a")).returncode == 0
     up.process.kill()
-    up.process.communicate(timeout=TIMEOUT_S)
+    up.process.communicate(timeout=WAIT_S)
     assert mentioning(up.directory), "its children live on"
     after = Up(Path(up.directory))
     assert "is up" in after.first_line
@@ -407,7 +397,7 @@ def test_who_borrows_is_evicted_by_who_is_entitled(hard: Up) -> None:
         entitled = hard.sim("client", "b/main", "--allocate", "12Gi")
         assert entitled.stdout.strip() == str(12 * GIB)
         assert borrower.stdout.readline().strip() == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-        assert borrower.wait(TIMEOUT_S) == 1
+        assert borrower.wait(WAIT_S) == 1
 
 
 @pytest.mark.parametrize(

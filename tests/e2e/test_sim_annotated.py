@@ -1,8 +1,7 @@
 """Annotated pods on simulated nodes: scheduled by the stand-in for KAI or by hand, and held to their limits."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ from deviceplugin.sim.kubelet import AdmittedPod
 from deviceplugin.sim.manifests import LoadedPod, parse_manifests
 from deviceplugin.sim.node import SimulatedNode
 from mpsd.config.load import parse_config
-from tests.e2e.test_sim import GIB, OUT_OF_MEMORY, RESOURCE, TIMEOUT_S, Up, gpufrac, holding, mentioning, run
+from tests.e2e.test_sim import GIB, OUT_OF_MEMORY, RESOURCE, Up, gpufrac, holding, mentioning, run
 from tests.e2e.test_sim import pod as share
-
-pytestmark = pytest.mark.timeout(180)
+from tests.waiting import WAIT_S
 
 NEW = ("--driver", "615.71.09")
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -298,13 +296,6 @@ def loaded(text: str) -> list[LoadedPod]:
     return [item for item in parse_manifests(text.encode(), "x") if isinstance(item, LoadedPod)]
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def key_of(pod: AdmittedPod) -> str:
     return pod.container().process_env["GPUFRAC_ALLOCATION"]
 
@@ -316,7 +307,7 @@ def test_a_container_that_restarts_keeps_its_allocation(node: SimulatedNode) -> 
     before, identifier = key_of(pod_a), pod_a.container().id
     for _ in range(3):
         node.kubelet.restart_container(pod_a)
-        assert node.kubelet.wait_settled([pod_a], TIMEOUT_S), pod_a.container().message
+        assert node.kubelet.wait_settled([pod_a], WAIT_S), pod_a.container().message
     assert (key_of(pod_a), pod_a.container().restarts) == (before, 3)
     assert pod_a.container().id != identifier
 
@@ -330,21 +321,21 @@ def test_a_plugin_that_was_away_finds_what_it_granted(node: SimulatedNode) -> No
     report = node.report([pod_a])
     assert main(report, "a")["allocation"]["key"] == before
     node.kubelet.restart_container(pod_a)
-    assert node.kubelet.wait_settled([pod_a], TIMEOUT_S), pod_a.container().message
+    assert node.kubelet.wait_settled([pod_a], WAIT_S), pod_a.container().message
     assert key_of(pod_a) == before
 
 
 def test_containers_that_start_while_the_plugin_is_away_run_without_it(node: SimulatedNode) -> None:
     node.stop_process("plugin")
     pod_a = node.scheduler.admit(loaded(pod("a", fraction="0.4"))[0].pod)
-    assert node.kubelet.wait_settled([pod_a], TIMEOUT_S)
+    assert node.kubelet.wait_settled([pod_a], WAIT_S)
     assert "GPUFRAC_ALLOCATION" not in pod_a.container().process_env, "the runtime goes on without it"
     node.start_process("plugin")
     node.wait_ready()
     shown = gpufrac("status", "--run-root", f"{node.directory}/run")
     assert "default/a/main" in shown.stdout, shown.stdout + shown.stderr
     node.kubelet.restart_container(pod_a)
-    assert node.kubelet.wait_settled([pod_a], TIMEOUT_S), pod_a.container().message
+    assert node.kubelet.wait_settled([pod_a], WAIT_S), pod_a.container().message
     assert key_of(pod_a)
 
 

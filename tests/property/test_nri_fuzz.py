@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -34,6 +34,7 @@ from deviceplugin.nri.session import NriSession, NriState
 from deviceplugin.nri.ttrpc import Answer, Request, encode_answer, encode_request
 from deviceplugin.sim.nri import NriRuntime
 from mpsd.errors import ProtocolError
+from tests.waiting import WAIT_S, until
 
 FRAMES = 20_000
 SOCKETS = 60
@@ -353,7 +354,7 @@ class Sockets:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self._path)
         self._listener.listen(4)
-        self._listener.settimeout(20.0)
+        self._listener.settimeout(WAIT_S)
         self._soon = patch.multiple("deviceplugin.nri.session", RETRY_FIRST_S=0.001, RETRY_LAST_S=0.001)
         self._soon.start()
         self._session = NriSession(self._path, "gpufrac", "90", FrontEnd(self._rng), answer_s=0.3)
@@ -386,7 +387,7 @@ class Sockets:
         self.links += 1
 
     def _talk(self, connection: socket.socket, pieces: list[bytes]) -> None:
-        connection.settimeout(5.0)
+        connection.settimeout(WAIT_S)
         with contextlib.suppress(ConnectionError, BlockingIOError):
             for piece in pieces:
                 connection.sendall(piece)
@@ -411,7 +412,7 @@ class Sockets:
             session.close()
         connection, _ = self._listener.accept()
         with connection:
-            connection.settimeout(20.0)
+            connection.settimeout(WAIT_S)
             peer = Endpoint(serves=2, calls=1)
             _, data = peer.request(PLUGIN_SERVICE, "Configure", b"")
             connection.sendall(data)
@@ -419,13 +420,6 @@ class Sockets:
             while not answers:
                 answers += peer.feed(connection.recv(1 << 16)).answers
             assert answers[0].payload
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_the_conversations_are_sound_before_they_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:

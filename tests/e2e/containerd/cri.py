@@ -7,6 +7,7 @@ import grpc
 import msgspec
 
 from tests.e2e.containerd.wire import INT, MAP, STRING, Field, Message, Table, decode, encode
+from tests.waiting import WAIT_S
 
 NODE, CONTAINER = 2, 1  # namespace modes
 _NAMESPACES_OF_A_POD = {"network": NODE, "pid": CONTAINER}
@@ -259,7 +260,7 @@ class Cri:
         asked, answered = _CALLS[name]
         method: Any = self._channel.unary_unary(f"/runtime.v1.{service}/{name}")
         try:
-            answer = method(encode(asked, request), timeout=30.0)
+            answer = method(encode(asked, request), timeout=WAIT_S)
         except grpc.RpcError as error:
             raise CriError(name, error.code().name, error.details() or "") from None
         return decode(answered, answer)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from tests.waiting import WAIT_S
+
 NAME = "localhost/gpufrac-test:1"
 PROGRAMS = ("sh", "sleep", "cat", "env")
 
@@ -45,7 +47,7 @@ def _layer() -> bytes:
             found = shutil.which(program)
             assert found is not None, program
             _add(archive, f"bin/{program}", Path(found).read_bytes(), 0o755)
-            done = subprocess.run(["ldd", found], capture_output=True, text=True, check=False, timeout=30)
+            done = subprocess.run(["ldd", found], capture_output=True, text=True, check=False, timeout=WAIT_S)
             libraries |= set(re.findall(r"(/\S+) \(0x", done.stdout))
         for library in sorted(libraries):
             _add(archive, library.lstrip("/"), Path(library).read_bytes(), 0o755)

@@ -11,14 +11,13 @@ import secrets
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from tests.e2e.containerd import image
 from tests.e2e.containerd.cri import Cri, CriError
+from tests.waiting import WAIT_S, until
 
 VARIABLE = "GPUFRAC_CONTAINERD"
 OLDEST = (2, 1)
@@ -84,7 +83,7 @@ def why_not() -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=WAIT_S,
     ).stdout
     if not (match := re.search(r" v?(\d+)\.(\d+)\.", version)) or (int(match[1]), int(match[2])) < OLDEST:
         return (
@@ -93,7 +92,9 @@ def why_not() -> str:
     for name in ("runc", "unshare", "nsenter", "mount", "ldd"):
         if shutil.which(name) is None:
             return f"needs {name}"
-    if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/run"], check=False, timeout=30).returncode:
+    if subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/run"], check=False, timeout=WAIT_S
+    ).returncode:
         return "may not mount in a mount namespace of its own"
     return ""
 
@@ -141,7 +142,7 @@ class Containerd:
             archive = self.directory / "image.tar"
             image.write_image(archive)
             self._run("ctr", "-a", self._socket, "-n", "k8s.io", "images", "import", "--local", str(archive))
-            _wait("the image", self.cri.has_image)
+            until(self.cri.has_image, "the image")
         except BaseException:
             self.close()
             raise
@@ -168,13 +169,13 @@ class Containerd:
             stdout=self._log,
             stderr=self._log,
         )
-        _wait("containerd", self._answers)
+        until(self._answers, "containerd")
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """Ends containerd alone: containers and their shims go on."""
         if self._process is not None:
             self._process.send_signal(how)
-            self._process.wait(20.0)
+            self._process.wait(WAIT_S)
             self._process = None
         if self._log is not None:
             self._log.close()
@@ -208,7 +209,7 @@ class Containerd:
             self.cri.close()
             _kill_all(self._leftovers())
             if self._holder is not None:
-                self._holder.communicate(timeout=10.0)
+                self._holder.communicate(timeout=WAIT_S)
                 self._holder = None
             _remove_cgroups(self.cgroup_parent)
 
@@ -230,7 +231,11 @@ class Containerd:
 
     def _run(self, *command: str) -> None:
         done = subprocess.run(
-            [str(self._programs / command[0]), *command[1:]], capture_output=True, text=True, check=False, timeout=60
+            [str(self._programs / command[0]), *command[1:]],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_S,
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
 
@@ -259,14 +264,6 @@ def _mount_namespace() -> subprocess.Popen[bytes]:
     return holder
 
 
-def _wait(what: str, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come in {timeout_s:.0f} s")
-        time.sleep(0.02)
-
-
 def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -281,7 +278,7 @@ def _kill_all(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    _wait("the end of shims", lambda: not any(_alive(pid) for pid in pids))
+    until(lambda: not any(_alive(pid) for pid in pids), "the end of shims")
 
 
 def _alive(pid: int) -> bool:
@@ -298,7 +295,7 @@ def _cgroup_directories(path: str) -> list[str]:
 def _remove_cgroups(path: str) -> None:
     for root in _cgroup_directories(path):
         for directory, _, _ in os.walk(root, topdown=False):
-            _wait(f"an empty {directory}", functools.partial(_removed, directory))
+            until(functools.partial(_removed, directory), f"an empty {directory}")
 
 
 def _removed(directory: str) -> bool:

@@ -57,7 +57,8 @@ from mpsd.supervision import mode as modes
 from mpsd.supervision import supervisor as supervision
 from mpsd.supervision.supervisor import Supervisor
 from tests.desired import allocation
-from tests.e2e.mpsdnode import DRIVERS, WAIT_S, cuda_program, end, first_line, is_ready
+from tests.e2e.mpsdnode import DRIVERS, cuda_program, end, first_line, is_ready
+from tests.waiting import WAIT_S
 
 LIMIT = 8 * GIB
 RESOURCE = "x/y"

@@ -17,8 +17,9 @@ from mpsd.sim.driver import SimulatedDriver
 from mpsd.snapshot import DaemonState, GpuClients, GpuStatus, Outcome
 from mpsd.supervision.terminate import Terminator
 from tests.desired import allocation
-from tests.e2e.mpsdnode import DRIVERS, WAIT_S, first_line, is_ready
+from tests.e2e.mpsdnode import DRIVERS, first_line, is_ready
 from tests.faults.mpsd.node import LIMIT, Node, daemon_of, opened, pid_of, quick, texts
+from tests.waiting import WAIT_S
 
 __all__ = ["quick"]
 pytestmark = pytest.mark.usefixtures("quick")

@@ -23,6 +23,7 @@ from cdi.atomic import (
     replace_file,
 )
 from cdi.errors import InvalidNameError
+from tests.waiting import WAIT_S
 
 
 def _names(directory: Path) -> list[str]:
@@ -327,7 +328,7 @@ directory.put("gpufrac_1.json", b"new")
 
 
 def test_temp_file_of_a_killed_process_is_skipped_and_collected(short_tmp: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", _KILLED, str(short_tmp)], check=False, timeout=30)
+    killed = subprocess.run([sys.executable, "-c", _KILLED, str(short_tmp)], check=False, timeout=WAIT_S)
     assert killed.returncode == -signal.SIGKILL
     temp, kept = _names(short_tmp)
     assert kept == "gpufrac_1.json"

@@ -10,6 +10,7 @@ import pytest
 from cdi.decode import decode_json, decode_yaml
 from cdi.errors import MalformedSpecError
 from cdi.model import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from tests.waiting import WAIT_S
 
 TOOLKIT_YAML = b"""
 ---
@@ -213,5 +214,5 @@ def test_yaml_is_imported_only_for_yaml() -> None:
         'decode_json(b\'{"cdiVersion":"0.3.0","kind":"ven/cls","devices":[{"name":"d","containerEdits":{"env":["A=1"]}}]}\')\n'
         "print('yaml' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert done.stdout == "False\n"

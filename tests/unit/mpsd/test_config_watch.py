@@ -15,8 +15,8 @@ from mpsd.config import watch
 from mpsd.config.load import parse_config
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 NEVER_S = 3600.0
 """Poll interval of tests that must be woken by inotify."""
 

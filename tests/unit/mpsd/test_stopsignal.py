@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from mpsd.stopsignal import SIGNALS, StopSignal
+from tests.waiting import WAIT_S
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -17,7 +18,7 @@ def test_a_signal_ends_the_wait(number: signal.Signals) -> None:
         with StopSignal() as stop:
             assert (stop.is_set(), stop.wait(0.0)) == (False, False)
             os.kill(os.getpid(), number)
-            assert stop.wait(10.0)
+            assert stop.wait(WAIT_S)
             assert stop.is_set()
             assert signal.getsignal(number) is signal.SIG_DFL
     finally:
@@ -51,4 +52,4 @@ def test_signals_at_any_moment_are_seen_and_the_second_ends_it() -> None:
             child.send_signal(signal.SIGTERM)
             assert child.stdout.readline() == b"stops\n"
             child.send_signal(signal.SIGTERM)
-            assert child.wait(10.0) == -signal.SIGTERM
+            assert child.wait(WAIT_S) == -signal.SIGTERM

@@ -34,6 +34,7 @@ from deviceplugin.kubernetes.errors import (
 from deviceplugin.sim.apiserver import Fault, StubApiServer
 from tests.unit.deviceplugin.kubernetes.certificates import Certificate, certificate
 from tests.unit.deviceplugin.kubernetes.clients import client_of
+from tests.waiting import NEVER_S, WAIT_S, soon
 
 NODE = "/api/v1/nodes/n1"
 PODS = "/api/v1/pods"
@@ -135,16 +136,14 @@ CALLS: dict[str, Callable[[ApiClient], object]] = {
 def test_faults(
     server: StubApiServer, short_tmp: Path, fault: Fault, call: Callable[[ApiClient], object], reused: bool
 ) -> None:
-    client = client_of(short_tmp, server, timeout_s=0.15 if fault in (Fault.HANG, Fault.DRIP) else 5.0)
+    client = client_of(short_tmp, server, timeout_s=0.15 if fault in (Fault.HANG, Fault.DRIP) else NEVER_S)
     if reused:
         assert name(client) == "n1"
     server.fault(fault)
     kind, said = FAULTS[fault]
-    begun_s = time.monotonic()
-    with pytest.raises(kind, match=said) as caught:
+    with soon(), pytest.raises(kind, match=said) as caught:
         call(client)
     assert type(caught.value) is kind
-    assert time.monotonic() - begun_s < 4.0
     assert caught.value.retry_after_s == (1.0 if fault is Fault.BUSY else None)
     assert "\n" not in str(caught.value)
     server.heal()
@@ -334,7 +333,7 @@ def secure_client(
         {"insecure-skip-tls-verify": True} if insecure else {"certificate-authority": "ca.crt"}
     )
     (directory / "config").write_text(json.dumps(config))
-    return ApiClient(Access(str(directory / "config")), timeout_s=5.0)
+    return ApiClient(Access(str(directory / "config")), timeout_s=NEVER_S)
 
 
 def test_tls_with_a_client_certificate_and_a_ca_that_is_replaced(short_tmp: Path) -> None:
@@ -394,7 +393,7 @@ def test_plain_text_at_a_tls_port_and_tls_at_a_plain_one(short_tmp: Path) -> Non
             config = json.loads(server.kubeconfig())
             config["clusters"][0]["cluster"] = {"server": f"{said}://127.0.0.1:{server.port}"}
             (short_tmp / "config").write_text(json.dumps(config))
-            client = ApiClient(Access(str(short_tmp / "config")), timeout_s=2.0)
+            client = ApiClient(Access(str(short_tmp / "config")), timeout_s=NEVER_S)
             with pytest.raises(UnreachableError):
                 name(client)
             client.close()
@@ -415,10 +414,9 @@ def assert_abort_ends(client: ApiClient, ready: Callable[[], object]) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     ready()
-    begun_s = time.monotonic()
-    client.abort()
-    thread.join(5.0)
-    assert time.monotonic() - begun_s < 2.0
+    with soon():
+        client.abort()
+        thread.join()
     assert [type(error) for error in errors] == [AbortedError]
     assert client.health.connected is not False, "we gave up, the server is not to blame"
     client.close()
@@ -433,7 +431,7 @@ def test_abort_ends_a_request(client: ApiClient, server: StubApiServer, hanging:
 
 
 def test_a_connection_that_abort_ended_is_not_kept_for_the_next_request(client: ApiClient) -> None:
-    response = client._send("GET", NODE, None, "", time.monotonic() + 5.0)
+    response = client._send("GET", NODE, None, "", time.monotonic() + NEVER_S)
     assert list(response.pieces())
     client.abort()
     client.finish(response)
@@ -453,7 +451,7 @@ def test_abort_ends_a_connection_that_is_never_taken(short_tmp: Path) -> None:
         (short_tmp / "config").write_text(
             StubApiServer().kubeconfig().replace("127.0.0.1:0", f"127.0.0.1:{listener.getsockname()[1]}")
         )
-        client = ApiClient(Access(str(short_tmp / "config")))
+        client = ApiClient(Access(str(short_tmp / "config")), timeout_s=NEVER_S)
         connecting = threading.Event()
         original = connection_module.Connection._connect_to
 
@@ -463,7 +461,7 @@ def test_abort_ends_a_connection_that_is_never_taken(short_tmp: Path) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(connection_module.Connection, "_connect_to", connect_to)
-            assert_abort_ends(client, lambda: connecting.wait(5.0))
+            assert_abort_ends(client, lambda: connecting.wait(WAIT_S))
         for filler in fillers:
             filler.close()
 
@@ -472,8 +470,8 @@ def test_abort_ends_a_handshake(short_tmp: Path) -> None:
     with Canned(b"") as canned:  # takes connections and says nothing
         canned.silent = True
         (short_tmp / "config").write_text(canned.kubeconfig("https"))
-        client = ApiClient(Access(str(short_tmp / "config")))
-        assert_abort_ends(client, lambda: canned.taken.wait(5.0))
+        client = ApiClient(Access(str(short_tmp / "config")), timeout_s=NEVER_S)
+        assert_abort_ends(client, lambda: canned.taken.wait(WAIT_S))
 
 
 # --- watches -------------------------------------------------------------------------------------------------------
@@ -500,7 +498,7 @@ class Watching:
             self.watch.release()
 
     def ended(self) -> bool:
-        self.thread.join(5.0)
+        self.thread.join(WAIT_S)
         return not self.thread.is_alive()
 
 
@@ -526,10 +524,8 @@ def test_a_watch_brings_what_changes_and_bookmarks(client: ApiClient, server: St
 def test_a_watch_ends_promptly_when_closed(client: ApiClient, server: StubApiServer, how: str) -> None:
     watching = Watching(client, "1000")
     assert server.wait(lambda: server.watches == 1)
-    begun_s = time.monotonic()
     {"close": watching.watch.close, "abort": client.abort, "client": client.close}[how]()
     assert watching.ended()
-    assert time.monotonic() - begun_s < 2.0
     assert watching.error is None
 
 
@@ -605,7 +601,7 @@ class Canned:
 
     def client(self, directory: Path) -> ApiClient:
         (directory / "config").write_text(self.kubeconfig("http"))
-        return ApiClient(Access(str(directory / "config")), timeout_s=3.0)
+        return ApiClient(Access(str(directory / "config")), timeout_s=NEVER_S)
 
     def kubeconfig(self, scheme: str) -> str:
         address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -629,7 +625,7 @@ class Canned:
                 return
             with connection:
                 self.taken.set()
-                connection.settimeout(5.0)
+                connection.settimeout(WAIT_S)
                 try:
                     if self.silent:
                         while connection.recv(1 << 16):

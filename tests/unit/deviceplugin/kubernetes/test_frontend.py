@@ -10,6 +10,7 @@ import pytest
 from deviceplugin.kubernetes.frontend import KubernetesApi
 from deviceplugin.kubernetes.model import KubernetesState, NodeReadiness, PodRef
 from mpsd.config.model import KubernetesConfig
+from tests.waiting import WAIT_S
 
 READY = NodeReadiness("True", "AllDaemonsReady", "annotated pods are served", "615")
 
@@ -53,7 +54,7 @@ api.start()
 api.close()
 print(*sorted(n for n in sys.modules if n in ("ssl", "http.client", "urllib", "email") or ".kubernetes." in n))
 """
-    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=WAIT_S)
     assert said.stdout.split() == ["deviceplugin.kubernetes.frontend", "deviceplugin.kubernetes.model"]
 
 

@@ -1,7 +1,6 @@
 """The pods of this node."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from deviceplugin.kubernetes.pacing import QUICK_REFUSALS, Backoff, Failure
 from deviceplugin.kubernetes.pods import ApiPod, Deleting, PodTable, PodWatch, _Metadata, _Spec
 from deviceplugin.sim.apiserver import Fault, Request, StubApiServer
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
+from tests.waiting import WAIT_S
 
 
 def pod(uid: str, *, deleted: str | None = None, grace: int | None = None) -> ApiPod:
@@ -84,7 +84,7 @@ class World:
         self.told.append((pod.name, grace_s))
 
     def wait(self, condition: Callable[[], bool]) -> bool:
-        return self.server.wait(condition, 8.0)
+        return self.server.wait(condition, WAIT_S)
 
     def start(self) -> None:
         self.watch.start()
@@ -154,7 +154,7 @@ def test_a_slow_or_broken_callback_delays_no_news(world: World) -> None:
     go = threading.Event()
 
     def tell(pod: PodRef, grace_s: float) -> None:
-        go.wait(8.0)
+        go.wait(WAIT_S)
         world.tell(pod, grace_s)
         raise RuntimeError("broken")
 
@@ -338,9 +338,7 @@ def test_closing_is_prompt_whatever_the_server_does(
     world.server.fault(fault, stage)
     world.watch.start()
     assert world.wait(lambda: any(stage(request) for request in world.server.requests))
-    begun_s = time.monotonic()
     world.watch.close()
-    assert time.monotonic() - begun_s < 2.0
     assert not world.watch._thread.is_alive()
 
 

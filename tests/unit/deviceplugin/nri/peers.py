@@ -1,6 +1,7 @@
 """What NRI tests put at both ends: a front end that notes its calls, and a runtime that sends the bytes it is told."""
 
 import queue
+import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -15,8 +16,7 @@ from deviceplugin.nri.dialogue import PLUGIN_SERVICE
 from deviceplugin.nri.endpoint import Endpoint
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Runtime
 from deviceplugin.nri.ttrpc import Answer, Request
-
-PATIENCE_S = 20.0
+from tests.waiting import NEVER_S, WAIT_S
 
 
 def pod(number: int = 1) -> Pod:
@@ -84,7 +84,7 @@ class Recorder:
         self.threads: set[int] = set()
 
     def next(self) -> Call:
-        return self.calls.get(timeout=PATIENCE_S)
+        return self.calls.get(timeout=WAIT_S)
 
     def expect(self, *names: str) -> list[Call]:
         """The next calls, which must be these."""
@@ -137,7 +137,7 @@ class RawLink:
     """The runtime's end of one link: bytes as they are, with calls on top of them where a test wants those."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(WAIT_S)
         self.connection = connection
         self._endpoint = Endpoint(serves=mux.RUNTIME_SERVICE, calls=mux.PLUGIN_SERVICE)
         self.requests: list[Request] = []
@@ -191,7 +191,7 @@ class RawLink:
     def call(self, method: str, payload: bytes = b"", service: str = PLUGIN_SERVICE) -> Answer:
         return self.answer(self.ask(method, payload, service))
 
-    def handshake(self, numbers: Sequence[int] = (), request_timeout_ms: int = 2000) -> None:
+    def handshake(self, numbers: Sequence[int] = (), request_timeout_ms: int = int(NEVER_S * 1000)) -> None:
         """Registration to Synchronize."""
         self.reply(self.request())
         assert not self.call("Configure", configure(request_timeout_ms)).code
@@ -214,13 +214,17 @@ class RawRuntime:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
         self._listener.listen(4)
-        self._listener.settimeout(PATIENCE_S)
+        self._listener.settimeout(WAIT_S)
         self._links: list[RawLink] = []
 
     def accept(self) -> RawLink:
         connection, _ = self._listener.accept()
         self._links.append(RawLink(connection))
         return self._links[-1]
+
+    def is_asked(self) -> bool:
+        """Whether somebody waits to be accepted."""
+        return bool(select.select([self._listener], [], [], 0.0)[0])
 
     def close(self) -> None:
         for link in self._links:

@@ -10,7 +10,8 @@ import pytest
 from deviceplugin.nri import link as link_module
 from deviceplugin.nri.link import CallError, Link, LinkError
 from deviceplugin.nri.ttrpc import Answer, Request
-from tests.unit.deviceplugin.nri.peers import PATIENCE_S, chunk, whole_frame
+from tests.unit.deviceplugin.nri.peers import chunk, whole_frame
+from tests.waiting import WAIT_S
 
 
 class Peer:
@@ -25,7 +26,7 @@ class Peer:
     def _pump(self) -> None:
         with suppress(LinkError):
             while True:
-                for request in self.link.pump(PATIENCE_S):
+                for request in self.link.pump(WAIT_S):
                     self.asked.append(request)
                     if not self.silent:
                         error = request.method == "fail"
@@ -52,7 +53,7 @@ def test_both_sides_call_at_once(pair: tuple[Peer, Peer]) -> None:
     def talk(link: Link, mark: bytes) -> None:
         for number in range(200):
             payload = mark * number * 50
-            if link.call("s", "echo", payload, PATIENCE_S) != payload:
+            if link.call("s", "echo", payload, WAIT_S) != payload:
                 failures.append((mark, number))
 
     threads = [threading.Thread(target=talk, args=(peer.link, mark)) for peer in pair for mark in (b"a", b"b")]
@@ -65,7 +66,7 @@ def test_both_sides_call_at_once(pair: tuple[Peer, Peer]) -> None:
 
 def test_an_error_answer_keeps_its_code_and_words(pair: tuple[Peer, Peer]) -> None:
     with pytest.raises(CallError, match=r"^no$") as caught:
-        pair[0].link.call("s", "fail", b"", PATIENCE_S)
+        pair[0].link.call("s", "fail", b"", WAIT_S)
     assert caught.value.code == 9
     assert str(CallError(13, "")) == "error 13 without words"
 
@@ -79,13 +80,13 @@ def test_a_call_that_nobody_answers_ends_in_time_and_is_forgotten(pair: tuple[Pe
 
 def test_the_end_of_a_link_reaches_every_caller(pair: tuple[Peer, Peer]) -> None:
     pair[1].silent = True
-    pending = [pair[0].link.begin("s", "m", b"", PATIENCE_S) for _ in range(3)]
+    pending = [pair[0].link.begin("s", "m", b"", WAIT_S) for _ in range(3)]
     pair[1].link.end("I leave")
     for call in pending:
         with pytest.raises(LinkError, match="the other side closed the connection"):
-            call.result(PATIENCE_S)
+            call.result(WAIT_S)
     with pytest.raises(LinkError, match="the other side closed the connection"):
-        pair[0].link.call("s", "m", b"", PATIENCE_S)
+        pair[0].link.call("s", "m", b"", WAIT_S)
     assert pair[1].link.ended == "I leave"
 
 
@@ -95,7 +96,7 @@ def test_a_peer_that_breaks_the_rules_ends_the_link() -> None:
         link = Link(one, serves=1, calls=2)
         other.sendall(chunk(1, b"", length=2**32 - 1))
         with pytest.raises(LinkError, match="chunk of 4294967295 bytes"):
-            link.pump(PATIENCE_S)
+            link.pump(WAIT_S)
         assert other.recv(10) == b""
         link.release()
 
@@ -106,7 +107,7 @@ def test_a_half_closed_socket_ends_the_link() -> None:
         link = Link(one, serves=1, calls=2)
         other.shutdown(socket.SHUT_WR)
         with pytest.raises(LinkError, match="the other side closed the connection"):
-            link.pump(PATIENCE_S)
+            link.pump(WAIT_S)
         link.release()
 
 
@@ -132,7 +133,7 @@ def test_errors_to_what_is_no_call_are_sent_back() -> None:
     with other:
         link = Link(one, serves=1, calls=2)
         other.sendall(chunk(1, whole_frame(2, 1)))
-        assert link.pump(PATIENCE_S) == []
+        assert link.pump(WAIT_S) == []
         assert b"even stream" in other.recv(1000)
         link.release()
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from deviceplugin.nri.model import Adjustment, Container, Pod, Refused
 from deviceplugin.nri.session import NriSession
 from deviceplugin.nri.ttrpc import Answer, Request
 from deviceplugin.sim.nri import NriError, NriRuntime
-from tests.unit.deviceplugin.nri.peers import PATIENCE_S, Recorder, container, message, pod
+from tests.unit.deviceplugin.nri.peers import Recorder, container, message, pod
+from tests.waiting import NEVER_S, WAIT_S, until
 
 
 def nothing(request: Request) -> Answer:
@@ -40,12 +40,12 @@ class OtherPlugin:
         self._thread = threading.Thread(target=self._pump)
         self._thread.start()
         registration = message(pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index))
-        self.registration = self.link.begin(RUNTIME_SERVICE, "RegisterPlugin", registration, PATIENCE_S)
+        self.registration = self.link.begin(RUNTIME_SERVICE, "RegisterPlugin", registration, WAIT_S)
 
     def _pump(self) -> None:
         with contextlib.suppress(LinkError):
             while True:
-                for request in self.link.pump(PATIENCE_S):
+                for request in self.link.pump(WAIT_S):
                     self.asked.append(request.method)
                     make = self._answers.get(request.method, nothing)
                     answer = make(request)
@@ -68,14 +68,13 @@ class World:
     def runtime(
         self,
         *,
-        request_timeout_s: float = 2.0,
         required: bool = False,
         state_change: bool = True,
         part_bytes: int = 3 << 20,
     ) -> NriRuntime:
         made = NriRuntime(
             self.path,
-            request_timeout_s=request_timeout_s,
+            request_timeout_s=NEVER_S,
             inventory=lambda: self.inventory,
             required=required,
             state_change=state_change,
@@ -86,7 +85,7 @@ class World:
         return made
 
     def session(self, name: str = "gpufrac", index: str = "90") -> NriSession:
-        made = NriSession(self.path, name, index, self.handler)
+        made = NriSession(self.path, name, index, self.handler, answer_s=NEVER_S)
         made.start()
         self._closing.append(made.close)
         return made
@@ -110,19 +109,12 @@ def world(short_tmp: Path) -> Iterator[World]:
     made.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("state_change", [True, False])
 def test_the_life_of_a_pod(world: World, state_change: bool) -> None:
     runtime = world.runtime(state_change=state_change)
     assert not runtime.wait_plugin(0.0)
     world.session()
-    assert runtime.wait_plugin(PATIENCE_S)
+    assert runtime.wait_plugin(WAIT_S)
     assert runtime.plugins == ("90-gpufrac",)
     runtime.run_pod(pod())
     assert runtime.create_container(pod(), container()) == Adjustment(env=(("MADE", "container1"),))
@@ -158,7 +150,7 @@ def test_everything_that_is_there_is_told_in_parts(world: World) -> None:
     )
     runtime = world.runtime(part_bytes=10_000)
     world.session()
-    assert runtime.wait_plugin(PATIENCE_S)
+    assert runtime.wait_plugin(WAIT_S)
     calls = world.handler.expect("connected", "synchronize")
     assert calls[1][1] == world.inventory
 
@@ -170,7 +162,7 @@ def test_a_refusal_is_raised_and_creates_nothing(world: World) -> None:
     runtime = world.runtime()
     world.handler.on = {"create_container": refuse, "start_container": refuse}
     world.session()
-    runtime.wait_plugin(PATIENCE_S)
+    runtime.wait_plugin(WAIT_S)
     with pytest.raises(NriError, match="no room on any GPU"):
         runtime.create_container(pod(), container())
     with pytest.raises(NriError, match="no room on any GPU"):
@@ -180,25 +172,28 @@ def test_a_refusal_is_raised_and_creates_nothing(world: World) -> None:
 
 
 def test_a_plugin_that_is_late_is_dropped_and_the_container_is_made_without_it(world: World) -> None:
-    runtime = world.runtime(request_timeout_s=0.2)
+    runtime = world.runtime()
     other = world.other(CreateContainer=lambda _: None)
-    assert runtime.wait_plugin(PATIENCE_S)
+    assert runtime.wait_plugin(WAIT_S)
+    runtime.request_timeout_s = 0.2
     assert runtime.create_container(pod(), container()) == Adjustment()
     assert runtime.plugins == ()
     runtime.run_pod(pod())
     assert other.asked == ["Configure", "Synchronize", "CreateContainer"]
     other.close()
+    runtime.request_timeout_s = NEVER_S
     world.other()
-    assert runtime.wait_plugin(PATIENCE_S), "it may come back"
+    assert runtime.wait_plugin(WAIT_S), "it may come back"
 
 
 def test_a_plugin_that_is_required_is_missed(world: World) -> None:
-    runtime = world.runtime(request_timeout_s=0.2, required=True)
+    runtime = world.runtime(required=True)
     with pytest.raises(NriError, match="a required NRI plugin is not there"):
         runtime.create_container(pod(), container())
     runtime.run_pod(pod())
     world.other(CreateContainer=lambda _: None)
-    assert runtime.wait_plugin(PATIENCE_S)
+    assert runtime.wait_plugin(WAIT_S)
+    runtime.request_timeout_s = 0.2
     with pytest.raises(NriError, match="a required NRI plugin is not there"):
         runtime.create_container(pod(), container())
 
@@ -230,7 +225,7 @@ def test_plugins_are_asked_in_the_order_of_their_indices_and_only_for_their_even
 def test_newer_spellings_fall_back_for_a_plugin_that_does_not_know_them(world: World) -> None:
     runtime = world.runtime(state_change=False)
     other = world.other(RunPodSandbox=lambda request: Answer(request.stream, code=12, text="method RunPodSandbox"))
-    runtime.wait_plugin(PATIENCE_S)
+    runtime.wait_plugin(WAIT_S)
     runtime.run_pod(pod())
     runtime.stop_pod(pod())
     assert other.asked[2:] == ["RunPodSandbox", "StateChange", "StateChange"]
@@ -252,25 +247,25 @@ def test_a_plugin_that_fails_the_handshake_is_not_taken(world: World, broken: di
     until(lambda: bool(other.link.ended))
     assert runtime.plugins == ()
     world.session()
-    assert runtime.wait_plugin(PATIENCE_S)
+    assert runtime.wait_plugin(WAIT_S)
 
 
 @pytest.mark.parametrize(("name", "index"), [("x", "9"), ("x", "ab"), ("", "90")])
 def test_a_registration_that_is_wrong_is_refused(world: World, name: str, index: str) -> None:
     runtime = world.runtime()
     with pytest.raises(CallError, match="invalid plugin index"):
-        world.other(name, index).registration.result(PATIENCE_S)
+        world.other(name, index).registration.result(WAIT_S)
     assert runtime.plugins == ()
 
 
 def test_what_a_plugin_asks_for_is_answered_and_not_done(world: World) -> None:
     runtime = world.runtime()
     other = world.other()
-    assert runtime.wait_plugin(PATIENCE_S)
+    assert runtime.wait_plugin(WAIT_S)
     eviction = b"\x12\x04\x0a\x02c1"
-    assert other.link.call(RUNTIME_SERVICE, "UpdateContainers", eviction, PATIENCE_S) == b""
+    assert other.link.call(RUNTIME_SERVICE, "UpdateContainers", eviction, WAIT_S) == b""
     with pytest.raises(CallError, match="method Dance"):
-        other.link.call(RUNTIME_SERVICE, "Dance", b"", PATIENCE_S)
+        other.link.call(RUNTIME_SERVICE, "Dance", b"", WAIT_S)
     assert runtime.plugins == ("10-other",)
 
 
@@ -278,7 +273,7 @@ def test_a_runtime_restarts_and_its_plugin_comes_back(world: World) -> None:
     runtime = world.runtime()
     session = world.session()
     for restarts in range(3):
-        assert runtime.wait_plugin(PATIENCE_S)
+        assert runtime.wait_plugin(WAIT_S)
         assert runtime.create_container(pod(), container()).env
         runtime.close()
         assert not os.path.exists(world.path)
@@ -297,7 +292,7 @@ def test_calls_from_many_threads_go_one_by_one(world: World) -> None:
 
     world.handler.on = {"create_container": alone, "run_pod": alone}
     world.session()
-    runtime.wait_plugin(PATIENCE_S)
+    runtime.wait_plugin(WAIT_S)
     made: list[Adjustment] = []
 
     def create() -> None:

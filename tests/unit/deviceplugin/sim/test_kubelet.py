@@ -20,8 +20,7 @@ from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime import State
 from mpsd.errors import GpufracError
 from tests.unit.deviceplugin.sim.tinyplugin import RESOURCE, TinyPlugin, socket_inode
-
-TIMEOUT_S = 10.0
+from tests.waiting import WAIT_S
 
 
 def pod(name: str, *counts: int, roles: tuple[Role, ...] = (), env: dict[str, str] | None = None) -> PodSpec:
@@ -41,7 +40,7 @@ def pod(name: str, *counts: int, roles: tuple[Role, ...] = (), env: dict[str, st
 @pytest.fixture
 def kubelet(short_tmp: Path) -> Iterator[StubKubelet]:
     (short_tmp / "cdi").mkdir()
-    stub = StubKubelet(short_tmp / "k", [str(short_tmp / "cdi")], rng=random.Random(1), call_timeout_s=TIMEOUT_S)
+    stub = StubKubelet(short_tmp / "k", [str(short_tmp / "cdi")], rng=random.Random(1), call_timeout_s=WAIT_S)
     with stub:
         yield stub
 
@@ -49,7 +48,7 @@ def kubelet(short_tmp: Path) -> Iterator[StubKubelet]:
 @pytest.fixture
 def plugin(kubelet: StubKubelet) -> Iterator[TinyPlugin]:
     with TinyPlugin(kubelet.device_plugins, ["a", "b", "c", "d"]) as tiny:
-        assert kubelet.wait_for(RESOURCE, 4, TIMEOUT_S)
+        assert kubelet.wait_for(RESOURCE, 4, WAIT_S)
         yield tiny
 
 
@@ -61,7 +60,7 @@ def admitted(kubelet: StubKubelet, spec: PodSpec) -> AdmittedPod:
 
 def running(kubelet: StubKubelet, spec: PodSpec) -> AdmittedPod:
     found = admitted(kubelet, spec)
-    assert kubelet.wait_settled([found], TIMEOUT_S)
+    assert kubelet.wait_settled([found], WAIT_S)
     return found
 
 
@@ -145,14 +144,14 @@ def test_two_registrations_on_one_socket_open_two_streams(kubelet: StubKubelet, 
     plugin.register()
     assert wait_until(kubelet, lambda: plugin.streams == 2)
     plugin.update("a", "b", "c", "d", "e")
-    assert kubelet.wait_for(RESOURCE, 5, TIMEOUT_S)
+    assert kubelet.wait_for(RESOURCE, 5, WAIT_S)
 
 
 def test_capacity_stays_five_minutes_after_the_plugin_went(short_tmp: Path) -> None:
     clock = [0.0]
     with StubKubelet(short_tmp / "k", [], monotonic=lambda: clock[0]) as kubelet:
         with TinyPlugin(kubelet.device_plugins, ["a"]):
-            assert kubelet.wait_for(RESOURCE, 1, TIMEOUT_S)
+            assert kubelet.wait_for(RESOURCE, 1, WAIT_S)
         assert wait_until(kubelet, lambda: allocatable(kubelet) == (1, 0))
         clock[0] = 299.0
         assert allocatable(kubelet) == (1, 0)
@@ -263,7 +262,7 @@ def test_app_containers_take_what_init_containers_had_and_more(kubelet: StubKube
 def chooser(kubelet: StubKubelet) -> Iterator[TinyPlugin]:
     options = pb.DevicePluginOptions(get_preferred_allocation_available=True)
     with TinyPlugin(kubelet.device_plugins, ["a", "b", "c", "d"], options=options) as tiny:
-        assert kubelet.wait_for(RESOURCE, 4, TIMEOUT_S)
+        assert kubelet.wait_for(RESOURCE, 4, WAIT_S)
         yield tiny
 
 
@@ -362,7 +361,7 @@ def test_creation_is_retried_until_the_file_comes(kubelet: StubKubelet, plugin: 
     assert first.message == "CDI device injection failed: unresolvable CDI devices example.com/gpu=one"
     assert (second.state, second.reason) == (State.WAITING, "ContainerCreating"), "it waits for the init container"
     write_cdi(short_tmp / "cdi", "one", "B=cdi", "C=cdi")
-    assert kubelet.wait_settled([found], TIMEOUT_S)
+    assert kubelet.wait_settled([found], WAIT_S)
     assert (first.state, second.state) == (State.TERMINATED, State.RUNNING)
 
 
@@ -374,7 +373,7 @@ def test_env_precedence_and_the_process_environment(kubelet: StubKubelet, plugin
     assert container.edits is not None
     assert container.edits.env == {"A": "pod", "B": "cdi", "C": "cdi"}
     assert container.edits.mounts == (("/inside", "/host", ("bind", "ro")),)
-    deadline_s = time.monotonic() + TIMEOUT_S
+    deadline_s = time.monotonic() + WAIT_S
     while not (environ := Path(f"/proc/{container.pid}/environ").read_text()):
         assert time.monotonic() < deadline_s, "the kernel shows it a moment after the exec"
     assert dict(entry.split("=", 1) for entry in environ.split("\0") if entry) == {
@@ -401,7 +400,7 @@ def test_a_restarted_container_resolves_the_cached_answer_again(
     kubelet.restart_container(found)
     assert wait_until(kubelet, lambda: found.container().reason == "CreateContainerError")
     write_cdi(short_tmp / "cdi", "one", "C=2")
-    assert kubelet.wait_settled([found], TIMEOUT_S)
+    assert kubelet.wait_settled([found], WAIT_S)
     container = found.container()
     assert container.edits is not None
     assert (container.edits.env["C"], container.restarts) == ("2", 1)
@@ -412,13 +411,13 @@ def test_a_restarted_container_resolves_the_cached_answer_again(
 def test_pre_start_is_called_before_every_start(kubelet: StubKubelet) -> None:
     options = pb.DevicePluginOptions(pre_start_required=True)
     with TinyPlugin(kubelet.device_plugins, ["a"], options=options) as tiny:
-        assert kubelet.wait_for(RESOURCE, 1, TIMEOUT_S)
+        assert kubelet.wait_for(RESOURCE, 1, WAIT_S)
         found = running(kubelet, pod("p", 1))
         tiny.refusal = "pre-start"
         kubelet.restart_container(found)
         assert wait_until(kubelet, lambda: "PreStartContainer" in found.container().message)
         tiny.refusal = ""
-        assert kubelet.wait_settled([found], TIMEOUT_S)
+        assert kubelet.wait_settled([found], WAIT_S)
         assert tiny.started[0] == ["a"]
         assert len(tiny.started) >= 3
 
@@ -484,7 +483,7 @@ def test_running_pods_survive_a_restart_and_keep_their_devices(kubelet: StubKube
     assert kubelet.admit(pod("early", 1)).message.startswith("Allocate failed due to no healthy devices present")
     plugin.stop()
     with TinyPlugin(kubelet.device_plugins, ["a", "b", "c", "d"]) as again:
-        assert kubelet.wait_for(RESOURCE, 4, TIMEOUT_S)
+        assert kubelet.wait_for(RESOURCE, 4, WAIT_S)
         assert "Requested: 2, Available: 1" in kubelet.admit(pod("q", 2)).message
         assert listed(kubelet)["default", "p", "c0"] == found.container().devices
         assert again.allocated == [], "the cached answer is replayed"
@@ -509,7 +508,7 @@ def test_an_unhealthy_device_in_use_kills_such_a_pod_at_the_next_restart(
     kubelet.stop()
     kubelet.start()
     with again:
-        assert kubelet.wait_for(RESOURCE, 3, TIMEOUT_S)
+        assert kubelet.wait_for(RESOURCE, 3, WAIT_S)
         failed = kubelet._readmit(kubelet._running.devices, found)
         assert not failed
     assert "previously allocated devices are no longer healthy; cannot allocate unhealthy devices" in found.message
@@ -523,7 +522,7 @@ def test_a_damaged_checkpoint_is_forgotten(kubelet: StubKubelet, plugin: TinyPlu
     plugin.stop()
     kubelet.start()
     with TinyPlugin(kubelet.device_plugins, ["a", "b", "c", "d"]):
-        assert kubelet.wait_for(RESOURCE, 4, TIMEOUT_S)
+        assert kubelet.wait_for(RESOURCE, 4, WAIT_S)
         assert listed(kubelet) == {}
         admitted(kubelet, pod("q", 4))
 
@@ -535,7 +534,7 @@ def test_a_stopped_kubelet_says_so(kubelet: StubKubelet) -> None:
     kubelet.start()
 
 
-def wait_until(kubelet: StubKubelet, condition: object, timeout_s: float = TIMEOUT_S) -> bool:
+def wait_until(kubelet: StubKubelet, condition: object, timeout_s: float = WAIT_S) -> bool:
     """Waits for a condition that a change at the kubelet makes true."""
     assert callable(condition)
     with kubelet._changed:

@@ -19,8 +19,8 @@ from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime import State
 from tests.unit.deviceplugin.sim.scriptednri import ScriptedNri
 from tests.unit.deviceplugin.sim.tinyplugin import RESOURCE, TinyPlugin
+from tests.waiting import WAIT_S
 
-TIMEOUT_S = 10.0
 POD = PodSpec("p", (ContainerSpec("c"),))
 
 
@@ -40,12 +40,12 @@ def kubelet(short_tmp: Path, nri: ScriptedNri) -> Iterator[StubKubelet]:
 def wait_until(kubelet: StubKubelet, condition: object) -> None:
     assert callable(condition)
     with kubelet._changed:
-        assert kubelet._changed.wait_for(condition, TIMEOUT_S)
+        assert kubelet._changed.wait_for(condition, WAIT_S)
 
 
 def running(kubelet: StubKubelet, spec: PodSpec = POD) -> AdmittedPod:
     pod = kubelet.admit(spec)
-    assert kubelet.wait_settled([pod], TIMEOUT_S), [c.message for c in pod.containers]
+    assert kubelet.wait_settled([pod], WAIT_S), [c.message for c in pod.containers]
     return pod
 
 
@@ -62,13 +62,13 @@ def test_nri_is_the_runtimes_and_outlives_the_kubelet(kubelet: StubKubelet, nri:
 def test_a_refused_creation_is_tried_again(kubelet: StubKubelet, nri: ScriptedNri) -> None:
     nri.refusals["create"] = "no room"
     pod = kubelet.admit(POD)
-    assert not kubelet.wait_settled([pod], TIMEOUT_S, refused_s=0.2), "it gives up on what is always the same"
+    assert not kubelet.wait_settled([pod], WAIT_S, refused_s=0.2), "it gives up on what is always the same"
     container = pod.container()
     assert (container.state, container.reason) == (State.WAITING, "CreateContainerError")
     assert container.message.endswith("rpc error: code = Unknown desc = no room")
     assert len({c.id for _, c in nri.created}) == len(nri.created) > 1, "each time it is another container"
     nri.refusals = {}
-    assert kubelet.wait_settled([pod], TIMEOUT_S, refused_s=60)
+    assert kubelet.wait_settled([pod], WAIT_S, refused_s=60)
     assert (container.state, container.message, container.refused_since_s) == (State.RUNNING, "", None)
 
 
@@ -80,14 +80,14 @@ def test_a_refused_start_is_made_anew(kubelet: StubKubelet, nri: ScriptedNri) ->
     assert (container.state, container.reason) == (State.WAITING, "RunContainerError")
     assert container.message == "NRI container start failed: rpc error: code = Unknown desc = no limit"
     nri.refusals = {}
-    assert kubelet.wait_settled([pod], TIMEOUT_S)
+    assert kubelet.wait_settled([pod], WAIT_S)
     assert container.id == nri.starting[-1].id
 
 
 def test_with_restart_policy_never_a_refused_start_is_the_end(kubelet: StubKubelet, nri: ScriptedNri) -> None:
     nri.refusals["start"] = "no limit"
     pod = kubelet.admit(replace(POD, restart_policy="Never"))
-    assert kubelet.wait_settled([pod], TIMEOUT_S)
+    assert kubelet.wait_settled([pod], WAIT_S)
     container = pod.container()
     assert (container.state, container.reason) == (State.TERMINATED, "StartError")
     assert container.message.endswith("no limit")
@@ -99,7 +99,7 @@ def test_nothing_comes_after_an_init_container_that_failed(kubelet: StubKubelet,
     nri.refusals["start"] = "no limit"
     containers = (ContainerSpec("i", role=Role.INIT), ContainerSpec("c"))
     pod = kubelet.admit(PodSpec("p", containers, restart_policy="Never"))
-    assert kubelet.wait_settled([pod], TIMEOUT_S)
+    assert kubelet.wait_settled([pod], WAIT_S)
     assert [(c.state, c.reason) for c in pod.containers] == [
         (State.TERMINATED, "StartError"),
         (State.WAITING, "ContainerCreating"),
@@ -133,7 +133,7 @@ def test_a_container_that_restarts_is_another_one_in_the_same_sandbox(kubelet: S
     pod = running(kubelet)
     before = pod.container().id
     kubelet.restart_container(pod)
-    assert kubelet.wait_settled([pod], TIMEOUT_S)
+    assert kubelet.wait_settled([pod], WAIT_S)
     assert pod.container().id != before
     assert nri.asked == ["run p", "create c", "start c", "create c", "start c"], "the old one is kept for a while"
     assert [(c.id, c.state) for c in nri.inventory()[1]] == [(pod.container().id, ContainerState.RUNNING)]
@@ -165,7 +165,7 @@ def test_a_container_is_stopped_while_the_kubelet_is_away(short_tmp: Path, nri: 
         assert stop_container(cri, before) == ""
         assert (container.pid, nri.inventory()[1]) == (None, ())
         assert kubelet.restart(readmit_after_s=0.0) == []
-        assert kubelet.wait_settled([pod], TIMEOUT_S)
+        assert kubelet.wait_settled([pod], WAIT_S)
         assert (container.id != before, container.restarts) == (True, 1)
         kubelet.delete(pod)
         assert stop_container(cri, container.id) == ""
@@ -188,7 +188,7 @@ def listed(kubelet: StubKubelet) -> dict[str, dict[str, tuple[str, ...]]]:
 
 def test_a_pod_may_hold_devices_of_a_plugin_that_is_not_here(kubelet: StubKubelet) -> None:
     pod = kubelet.admit(WHOLE, GIVEN)
-    assert kubelet.wait_settled([pod], TIMEOUT_S)
+    assert kubelet.wait_settled([pod], WAIT_S)
     assert pod.container().devices == {"nvidia.com/gpu": ("GPU-0",)}
     assert listed(kubelet) == {"whole": {"nvidia.com/gpu": ("GPU-0",)}}
     (entry,) = plugin_checkpoint.read(kubelet.device_plugins)
@@ -204,7 +204,7 @@ def test_a_pod_may_hold_devices_of_a_plugin_that_is_not_here(kubelet: StubKubele
 
 def test_devices_given_and_devices_asked_for_live_side_by_side(kubelet: StubKubelet) -> None:
     with TinyPlugin(kubelet.device_plugins, ["a", "b"]):
-        assert kubelet.wait_for(RESOURCE, 2, TIMEOUT_S)
+        assert kubelet.wait_for(RESOURCE, 2, WAIT_S)
         mixed = PodSpec("mixed", (ContainerSpec("c", {"nvidia.com/gpu": 1, RESOURCE: 2}),))
         pod = kubelet.admit(mixed, GIVEN)
         assert pod.container().devices == {"nvidia.com/gpu": ("GPU-0",), RESOURCE: ("a", "b")}

@@ -30,6 +30,7 @@ from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.gpu.model import MIB
 from mpsd.sim.driver import SimulatedDriver, gpu_uuid
 from mpsd.sim.gpus import SimulatedBackend
+from tests.waiting import WAIT_S
 
 GPUS = ("GPU-0", "GPU-1", "GPU-2")
 
@@ -127,7 +128,7 @@ def test_terminate_ends_the_process_and_what_was_started_in_the_container() -> N
     try:
         terminate([process], "uid-1")
         assert process.poll() is not None
-        assert stubborn.wait(10) == -9
+        assert stubborn.wait(WAIT_S) == -9
         assert os.path.exists(f"/proc/{other.pid}"), "another pod's process is left alone"
     finally:
         stubborn.stdout.close()
@@ -273,7 +274,7 @@ def test_the_end_of_a_container_takes_all_its_processes_and_clears_nothing(node:
         node.runtime.enter("u-1", "c", clean.pid)
         above = os.path.dirname(node.cgroup)
         node.runtime.end(node.processes, "u-1", "c")
-        assert clean.wait(10) != 0
+        assert clean.wait(WAIT_S) != 0
     assert not os.path.exists(node.cgroup)
     assert os.path.isdir(above)
     assert node.reserved(above) == str(4 * GIB), "what was reserved leaks"

@@ -14,6 +14,7 @@ from deviceplugin.sim.sandboxes import sandbox_id
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.sim.driver import SimulatedDriver, gpu_uuid
 from tests.unit.deviceplugin.sim.scriptednri import ScriptedNri
+from tests.waiting import WAIT_S
 
 UID = "0a1b-2c3d"
 POD = PodSpec(
@@ -196,7 +197,7 @@ def test_of_those_that_ended_the_last_is_kept(node: Node) -> None:
 
 def test_a_process_that_ended_by_itself_is_not_shown(node: Node) -> None:
     node.run(to_completion=True)
-    assert node.processes[0].wait(10) == 0
+    assert node.processes[0].wait(WAIT_S) == 0
     assert node.states() == {}
 
 
@@ -239,7 +240,7 @@ def test_a_plugin_that_comes_while_a_container_is_created_is_told_of_it(node: No
     node.nri.refusals = Slow()
 
     def synchronize() -> None:
-        asking.wait(10)
+        asking.wait(WAIT_S)
         shown.append({container.name for container in node.nri.inventory()[1]})
 
     synchronizing = threading.Thread(target=synchronize)

@@ -33,9 +33,12 @@ listener.bind(f"{pipe}/control")
 listener.listen()
 with open(f"{pipe}/arguments", "w") as file:
     file.write(" ".join(sys.argv[1:]))
+reads, writes = os.pipe()
 if os.fork():
+    os.read(reads, 1)
     os._exit(0)
 os.setsid()
+os.write(writes, b"x")
 select.select([], [], [])
 """
 """Listens, and leaves no pid file: whether protocol 3 writes one is unknown."""

@@ -19,7 +19,8 @@ from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import set_fault
 from mpsd.sim.mps.switches import set_switch
 from mpsd.state import StateFile
-from tests.contract.mps import ClientProcess, alive, emulator, until
+from tests.contract.mps import ClientProcess, alive, emulator
+from tests.waiting import until
 
 DRIVERS = {2: "580.95.05", 3: "615.71.09"}
 A, B = Namespace("a", 8 * GIB, 50), Namespace("b", 8 * GIB + GIB // 2)

@@ -16,6 +16,7 @@ from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.paths import DaemonDirs, daemon_dirs
 from mpsd.errors import ProtocolError, TransientError
+from tests.waiting import WAIT_S
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 
@@ -229,7 +230,7 @@ def test_kill_and_wait_ends_exactly_its_victims() -> None:
         assert ours is not None
         other = ProcessIdentity(pid=reused.pid, start_time=1)
         assert process.kill_and_wait(lambda: (ours, other), 5.0) == []
-        assert victim.wait(5) == -signal.SIGKILL
+        assert victim.wait(WAIT_S) == -signal.SIGKILL
         assert reused.poll() is None
 
 
@@ -238,7 +239,7 @@ def test_a_signal_goes_to_the_group_of_the_living_daemon_only() -> None:
         process.signal_group(identity_of(running.pid, start_time=1), signal.SIGTERM)
         assert running.poll() is None
         process.signal_group(identity_of(running.pid), signal.SIGTERM)
-        assert running.wait(5) == -signal.SIGTERM
+        assert running.wait(WAIT_S) == -signal.SIGTERM
 
 
 def test_a_group_is_that_of_a_living_daemon() -> None:
@@ -258,15 +259,15 @@ def test_the_watcher_tells_exits_once_and_late_comers_at_once() -> None:
             watcher.watch(one)
             watcher.watch(two)
             second.kill()
-            assert exits.get(timeout=10) == two
+            assert exits.get(timeout=WAIT_S) == two
             reused = identity_of(first.pid, start_time=1)
             watcher.watch(reused)
-            assert exits.get(timeout=10) == reused
+            assert exits.get(timeout=WAIT_S) == reused
             second.wait()
             watcher.watch(two)
-            assert exits.get(timeout=10) == two
+            assert exits.get(timeout=WAIT_S) == two
             first.kill()
-            assert exits.get(timeout=10) == one
+            assert exits.get(timeout=WAIT_S) == one
         assert exits.empty()
     finally:
         watcher.close()

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from mpsd.errors import GpufracError
@@ -10,7 +10,7 @@ from mpsd.gpu.backend import GpuBackend, GpuError, MemoryLimits, XidEvent
 from mpsd.gpu.health import Policy
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory
 from mpsd.gpu.prober import Prober
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 
 def gpu_uuid(number: int) -> str:
@@ -132,11 +132,16 @@ class Receiver:
     def await_health(self, **health: GpuHealth) -> Inventory:
         """E.g. `await_health(gpu0=GpuHealth.LOST)`: the GPU with index 0."""
 
-        def wanted(inventory: Inventory) -> bool:
-            found = {f"gpu{s.info.index}": s.health for s in inventory.gpus}
-            return health.items() <= found.items()
+        return self.await_one(lambda inventory: _has(inventory, health))
 
-        return self.await_one(wanted)
+    def has(self, **health: GpuHealth) -> bool:
+        """Whether that is so now."""
+        return bool(self.all) and _has(self.all[-1], health)
+
+
+def _has(inventory: Inventory, health: Mapping[str, GpuHealth]) -> bool:
+    found = {f"gpu{s.info.index}": s.health for s in inventory.gpus}
+    return health.items() <= found.items()
 
 
 def state(inventory: Inventory, index: int) -> GpuState:
@@ -185,6 +190,15 @@ class Rig:
         """Runs whole probes of all GPUs. None goes on afterwards, so that a clock set on makes no answer late."""
         for _ in range(count):
             self.prober.round()
+
+    def rounds_until(self, **health: GpuHealth) -> None:
+        """Where a call that hung is on its way back: until then its GPU is left out."""
+
+        def healthy() -> bool:
+            self.rounds()
+            return self.seen.has(**health)
+
+        until(healthy)
 
     def advance(self, seconds: float) -> None:
         """Moves the clock and wakes the loop."""

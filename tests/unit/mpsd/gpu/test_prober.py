@@ -7,7 +7,8 @@ import pytest
 from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, Inventory
 from mpsd.gpu.prober import Prober
-from tests.unit.mpsd.gpu.scripted import WAIT_S, Receiver, ScriptedBackend, gpu_uuid, probing, state
+from tests.unit.mpsd.gpu.scripted import Receiver, ScriptedBackend, gpu_uuid, probing, state
+from tests.waiting import WAIT_S
 
 OK, SICK, UNRESPONSIVE, LOST = GpuHealth.OK, GpuHealth.SICK, GpuHealth.UNRESPONSIVE, GpuHealth.LOST
 
@@ -302,8 +303,7 @@ def test_a_hanging_gpu_that_leaves_the_list_is_lost() -> None:
         rig.seen.await_health(gpu0=OK, gpu1=LOST)
         gate.set()
         backend.listed = [gpu_uuid(0), gpu_uuid(1)]
-        rig.rounds(3)
-        rig.seen.await_health(gpu0=OK, gpu1=OK)
+        rig.rounds_until(gpu0=OK, gpu1=OK)
 
 
 def test_a_listed_gpu_that_was_never_read_is_named_from_the_first_inventory_on() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.host import reexec
+from tests.waiting import WAIT_S
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_the_same_command_line_in_the_same_process_without_what_it_held(short_tm
         stdout=subprocess.PIPE,
         text=True,
     ) as child:
-        said = child.communicate(timeout=30)[0].splitlines()
+        said = child.communicate(timeout=WAIT_S)[0].splitlines()
     first = f"{child.pid} ['a b', '--c'] 1"
     assert said == [f"{first} None", "[] False", f"{first} 100.0", "[] False"]
     assert child.returncode == 0

@@ -23,8 +23,7 @@ from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.server import LocalServer
 from mpsd.snapshot import Desired, GpuClient, GpuClients, Snapshot
 from tests.desired import allocation
-
-WAIT_S = 20.0
+from tests.waiting import WAIT_S
 
 
 class Owner:

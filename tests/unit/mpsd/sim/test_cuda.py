@@ -14,7 +14,8 @@ from mpsd.sim.cudaerrors import CudaError
 from mpsd.sim.driver import EXCLUSIVE_PROCESS, PLAIN, SimulatedDriver, gpu_uuid
 from mpsd.sim.mps.faults import clear_fault, set_fault
 from mpsd.sim.mps.switches import set_switch
-from tests.contract.mps import Mps, alive, emulator, until
+from tests.contract.mps import Mps, alive, emulator
+from tests.waiting import WAIT_S, until
 
 A, B = gpu_uuid(0), gpu_uuid(1)
 GIB = 1024**3
@@ -201,7 +202,7 @@ def test_a_fault_hits_every_client_and_heals_when_they_left(daemon: Mps) -> None
             faulty.launch(faulty=True)
             for cuda in (peer, faulty):
                 with pytest.raises(CudaError, match="LAUNCH_FAILED"):
-                    cuda.wait(10)
+                    cuda.wait(WAIT_S)
         (server,) = daemon.servers()
         until(lambda: daemon.ask(f"get_server_status {server}") == "FAULT\n", "FAULT")
         with pytest.raises(CudaError) as caught:
@@ -216,7 +217,7 @@ def test_a_client_killed_with_work_in_flight_wedges_the_server(daemon: Mps) -> N
         client = daemon.hold("--allocate", "1Mi", "--busy")
         client.process.send_signal(signal.SIGKILL)
         with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
-            peer.wait(10)
+            peer.wait(WAIT_S)
     late = daemon.hold("--allocate", "1Mi", await_line=False)
     (server,) = daemon.servers()
     until(lambda: str(late.pid) in daemon.ask(f"get_client_list {server}"), "the next client at the server")
@@ -230,7 +231,7 @@ def test_terminating_first_spares_the_others(daemon: Mps) -> None:
         (server,) = daemon.servers()
         assert daemon.ask(f"terminate_client {server} {client.pid}") == "0\n"
         assert client.line() == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-        assert client.process.wait(10) == 1
+        assert client.process.wait(WAIT_S) == 1
         peer.wait(0)
 
 
@@ -313,5 +314,5 @@ def test_sigterm_ends_a_holder_and_frees_its_memory(mps: Mps) -> None:
     client = mps.hold("--allocate", "1Gi")
     assert [(c.pid, c.used_bytes) for c in driver(mps).contexts(A)] == [(client.pid, GIB)]
     client.process.terminate()
-    assert client.process.wait(10) == 0
+    assert client.process.wait(WAIT_S) == 0
     assert driver(mps).contexts(A) == []

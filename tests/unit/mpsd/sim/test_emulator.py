@@ -16,7 +16,8 @@ from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import FAULTS, clear_fault, daemon_key, set_fault
 from mpsd.sim.mps.install import install_emulator
 from mpsd.sim.mps.switches import SWITCHES, binary_version, read_switch, set_switch
-from tests.contract.mps import Mps, alive, emulator, until
+from tests.contract.mps import Mps, alive, emulator
+from tests.waiting import WAIT_S, until
 
 QUERY = "get_default_active_thread_percentage"
 
@@ -53,7 +54,7 @@ def test_wedge_holds_every_answer_until_it_is_cleared(daemon: Mps) -> None:
     assert waiting.poll() is None
     assert f"Cmd:{QUERY}" not in daemon.control_log()
     heal(daemon, "wedge")
-    assert waiting.wait(10) == 0
+    assert waiting.wait(WAIT_S) == 0
 
 
 def test_wedge_may_name_commands(daemon: Mps) -> None:
@@ -93,7 +94,7 @@ def test_hung_quit(daemon: Mps) -> None:
     assert daemon.ask(QUERY) == "100.0\n"
     assert waiting.poll() is None
     heal(daemon, "hung-quit")
-    assert waiting.wait(10) == 0
+    assert waiting.wait(WAIT_S) == 0
 
 
 def test_refuse_start(mps: Mps) -> None:
@@ -216,7 +217,7 @@ def test_foreground(mps: Mps, rule: str) -> None:
             if rule == "ignore":
                 until(lambda: mps.run(text="get_server_list\n").returncode == 0, "an answer")
                 assert mps.run(text="quit\n").returncode == 0
-            assert process.wait(10) == 0
+            assert process.wait(WAIT_S) == 0
             assert b"Starting control daemon using socket" in process.stdout.read()
         finally:
             process.kill()
@@ -276,7 +277,7 @@ def test_clients_of_a_quitting_daemon_are_turned_away(daemon: Mps) -> None:
     with pytest.raises(CudaError, match="MPS_CONNECTION_FAILED"):
         Cuda(daemon.environment)
     client.end()
-    assert quitting.wait(10) == 0
+    assert quitting.wait(WAIT_S) == 0
 
 
 def test_paths_with_spaces_and_quotes(short_tmp: Path) -> None:

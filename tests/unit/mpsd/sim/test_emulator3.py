@@ -13,7 +13,8 @@ from mpsd.sim.cudaerrors import CudaError
 from mpsd.sim.driver import SimulatedDriver, gpu_uuid
 from mpsd.sim.mps.faults import clear_fault, set_fault
 from mpsd.sim.mps.switches import set_switch
-from tests.contract.mps import DRIVER_3, Mps, alive, emulator, until
+from tests.contract.mps import DRIVER_3, Mps, alive, emulator
+from tests.waiting import WAIT_S, until
 
 LIST = ("namespace", "list", "--server=s", "--format=csv,noheader")
 LISTED = "default,s,Ready,1G,10.00\nn,s,Ready,8G,50.00\n"
@@ -87,7 +88,7 @@ def test_wedge_names_commands_by_module_and_verb(daemon: Mps, names: str) -> Non
         daemon.tell("feature", "describe")
     assert waiting.poll() is None
     heal(daemon, "wedge")
-    assert waiting.wait(10) == 0
+    assert waiting.wait(WAIT_S) == 0
 
 
 def test_wedge_of_clients_leaves_the_status_ready(daemon: Mps) -> None:
@@ -124,12 +125,12 @@ def test_hung_quit(daemon: Mps, blocks: str) -> None:
     quitting = waits(daemon, "-q")
     until(lambda: "Cmd:quit" in daemon.control_log(), "the command in the log")
     if blocks == "no":
-        assert quitting.wait(10) == 0
+        assert quitting.wait(WAIT_S) == 0
     assert daemon.run(*LIST).returncode == 0
     assert alive(pid)
     heal(daemon, "hung-quit")
     until(lambda: not alive(pid), "the daemon's end")
-    assert quitting.wait(10) == 0
+    assert quitting.wait(WAIT_S) == 0
 
 
 def test_refuse_start_and_crash_on_start(mps: Mps) -> None:
@@ -207,7 +208,7 @@ def test_terminate_fails_or_hangs(daemon: Mps) -> None:
     assert daemon.tell("server", "get", "s", "status") == "Ready\n"
     assert waiting.poll() is None
     heal(daemon, "terminate-hangs")
-    assert waiting.wait(10) == 0
+    assert waiting.wait(WAIT_S) == 0
     assert client.line() == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
 
 
@@ -329,7 +330,7 @@ def test_the_foreground_daemon_reads_commands_and_ends_with_them(mps: Mps) -> No
             mps.wait_ready()
             process.stdin.write(b"namespace list --format=csv,noheader\n")
             process.stdin.close()
-            assert process.wait(10) == 0
+            assert process.wait(WAIT_S) == 0
             assert LISTED in process.stdout.read().decode()
         finally:
             process.kill()

@@ -12,7 +12,8 @@ from mpsd.sim.cgroups import Confinement
 from mpsd.sim.driver import SimulatedDriver, gpu_uuid
 from mpsd.sim.mps.faults import set_fault
 from mpsd.sim.mps.switches import set_switch
-from tests.contract.mps import DRIVER_3, ClientProcess, Mps, emulator, until
+from tests.contract.mps import DRIVER_3, ClientProcess, Mps, emulator
+from tests.waiting import WAIT_S, until
 
 GPU = gpu_uuid(0)
 CONFIG = """
@@ -85,7 +86,7 @@ def test_who_is_over_its_soft_limit_goes_for_who_is_not(
     owner = node.runs(node.container("b", 30, 40), 30, requester)
     assert granted(owner, 30)
     assert borrower.line() == EVICTED
-    assert borrower.process.wait(10) == 1
+    assert borrower.process.wait(WAIT_S) == 1
     assert counts(node) == "requests 1, evictions 1, no-victim 0"
     owner.end()
 

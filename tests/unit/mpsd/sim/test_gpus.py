@@ -12,6 +12,7 @@ from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupported
 from mpsd.gpu.model import ComputeMode
 from mpsd.sim.driver import PLAIN, SimulatedDriver, gpu_uuid
 from mpsd.sim.gpus import SimulatedBackend
+from tests.waiting import WAIT_S
 
 A, B = gpu_uuid(0), gpu_uuid(1)
 
@@ -142,7 +143,7 @@ def test_a_hanging_call_goes_on_when_the_fault_is_cleared(driver: SimulatedDrive
     assert thread.is_alive()
     assert results == []
     driver.clear_fault("hang", A)
-    thread.join(10)
+    thread.join(WAIT_S)
     assert results == [backend.info(A)]
 
 
@@ -150,7 +151,7 @@ def test_close_releases_a_hanging_call(driver: SimulatedDriver, backend: GpuBack
     driver.set_fault("hang")
     thread, results = _in_thread(backend.uuids)
     backend.close()
-    thread.join(10)
+    thread.join(WAIT_S)
     assert isinstance(results[0], GpuError)
 
 
@@ -168,9 +169,9 @@ def test_xids_reach_every_open_backend_once(driver: SimulatedDriver, backend: Gp
 def test_waiting_for_an_xid_ends_with_the_event_or_with_close(driver: SimulatedDriver, backend: GpuBackend) -> None:
     thread, results = _in_thread(lambda: backend.wait_xid(30))
     driver.inject_xid(A, 48)
-    thread.join(10)
+    thread.join(WAIT_S)
     assert results == [XidEvent(A, 48)]
     thread, results = _in_thread(lambda: backend.wait_xid(30))
     backend.close()
-    thread.join(10)
+    thread.join(WAIT_S)
     assert len(results) == 1

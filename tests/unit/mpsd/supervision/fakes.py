@@ -13,9 +13,7 @@ from mpsd.errors import GpufracError, TransientError
 from mpsd.gpu.backend import GpuBackend, MemoryLimits, NoLimitError, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
 from mpsd.plan import DaemonSpec
-
-WAIT_S = 20.0
-"""Longest wait for something that must happen; reached only by a failing test."""
+from tests.waiting import WAIT_S
 
 
 class FakeHost:

@@ -15,7 +15,7 @@ from mpsd.gpu.model import GpuHealth, GpuInfo, GpuState
 from mpsd.snapshot import HardLimits
 from mpsd.supervision.hardlimits import HardLimitsKeeper
 from tests.unit.mpsd.limits.fakes import BUS_ID, GPU, POD, Kernel
-from tests.unit.mpsd.supervision.fakes import WAIT_S
+from tests.waiting import WAIT_S
 
 GIB = 1 << 30
 AGAIN_S = 60.0

@@ -1,8 +1,7 @@
 import threading
 
 from mpsd.supervision.lanes import Lane
-
-WAIT_S = 10.0
+from tests.waiting import WAIT_S
 
 
 def test_jobs_of_a_lane_run_in_order_and_lanes_do_not_wait_for_each_other() -> None:

@@ -13,8 +13,8 @@ from mpsd.gpu.backend import GpuLostError, GpuNotSupportedError, MemoryLimits, N
 from mpsd.snapshot import HardLimits, LimitQuery, LimitReading
 from mpsd.supervision.limits import MAX_QUERIES, LimitDoor
 from mpsd.supervision.terminate import Terminator
-from tests.unit.mpsd.supervision.fakes import WAIT_S
 from tests.unit.mpsd.supervision.test_supervisor import CALM, ONE, TWO, Bench, inventory, running, state_of
+from tests.waiting import WAIT_S
 
 GIB = 1 << 30
 SHORT_S = 0.01

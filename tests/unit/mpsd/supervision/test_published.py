@@ -2,8 +2,7 @@ import threading
 
 from mpsd.snapshot import Snapshot
 from mpsd.supervision.published import Published
-
-WAIT_S = 10.0
+from tests.waiting import WAIT_S
 
 
 def snapshot(reason: str = "") -> Snapshot:

@@ -28,7 +28,8 @@ from mpsd.snapshot import DaemonState, Desired, GpuClients, GpuStatus, Snapshot
 from mpsd.state import StateFile
 from mpsd.supervision.supervisor import Supervisor
 from tests.desired import allocation, bind
-from tests.unit.mpsd.supervision.fakes import WAIT_S, FakeBackend, FakeHost, FakeLogs
+from tests.unit.mpsd.supervision.fakes import FakeBackend, FakeHost, FakeLogs
+from tests.waiting import WAIT_S
 
 ONE, TWO = (f"GPU-00000000-0000-4000-8000-{n:012d}" for n in (1, 2))
 FAST = Policy(

@@ -11,6 +11,7 @@ import pytest
 from mpsd.daemon.logs.follow import ROUND_BYTES
 from mpsd.daemon.logs.parse import LogEvent, ServerExited, ServerReady, ServerStarted, Severity, Skipped
 from mpsd.daemon.logs.tail import FULL_LOOK_EVERY, LAST_LINES, MAX_SERVERS, LogTails
+from tests.waiting import WAIT_S
 
 MAX_BYTES = 64 << 10
 GPU = "GPU-1"
@@ -512,10 +513,10 @@ def test_the_thread_tells_and_a_callback_may_close_it(short_tmp: Path) -> None:
         tails.add(f"GPU-{n}", str(short_tmp / f"GPU-{n}"), 2)
     for n in range(8):
         (short_tmp / f"GPU-{n}" / "control.log").write_text(control(f"Starting new server {n} for user 0"))
-    assert {heard.get(timeout=10) for _ in range(8)} == {(f"GPU-{n}", ServerStarted(n, 0)) for n in range(8)}
+    assert {heard.get(timeout=WAIT_S) for _ in range(8)} == {(f"GPU-{n}", ServerStarted(n, 0)) for n in range(8)}
     with open(short_tmp / "GPU-3" / "control.log", "a", encoding="ascii") as file:
         file.write(control("Server 3 exited with status 1"))
-    assert heard.get(timeout=10) == ("GPU-3", ServerExited(3, 1))
+    assert heard.get(timeout=WAIT_S) == ("GPU-3", ServerExited(3, 1))
     tails.close()
     tails.add("late", str(short_tmp), 2)
     assert tails.last_lines("late") == ()
