@@ -406,11 +406,19 @@ class Broker:
     def set_runtime(self, *, starts_wait: bool, takes_cdi: bool) -> None:
         """Whether the container runtime keeps a program from starting when we say so, and takes CDI devices from us."""
         with self._lock:
-            hard = structs.replace(self._hard, starts_wait=starts_wait, takes_cdi=takes_cdi)
-            if hard != self._hard:
-                self._hard = hard
-                self._rebuild()
-                self._mark_dirty()
+            self._set_hard(structs.replace(self._hard, starts_wait=starts_wait, takes_cdi=takes_cdi))
+
+    def set_cdi_loses(self, reason: str) -> None:
+        """Why a pod's or an image's environment beats that of a share's CDI device; empty: it does not, as far as is
+        known."""
+        with self._lock:
+            self._set_hard(structs.replace(self._hard, cdi_loses=reason))
+
+    def _set_hard(self, hard: HardAbility) -> None:
+        if hard != self._hard:
+            self._hard = hard
+            self._rebuild()
+            self._mark_dirty()
 
     def apply_config(self, config: NodeConfig) -> None:
         """Puts a new config in force. Live allocations keep their plans."""

@@ -25,11 +25,16 @@ def starts_wait(runtime: Runtime) -> bool:
     return runtime.name.lower() == "containerd"
 
 
-def cdi_wins(runtime: Runtime) -> bool:
-    """Whether the environment of a CDI device stands against the pod's and the image's. One that is not known to do
-    otherwise is believed: what it really did is looked at in each container."""
-    since = _CDI_WINS_SINCE.get(runtime.name.lower())
-    return since is None or at_least(runtime, since)
+def cdi_loses(runtime: Runtime | None) -> str:
+    """Why a pod's and an image's environment beats that of a CDI device; empty where it is not known to: what a runtime
+    really did is looked at in each container."""
+    since = _CDI_WINS_SINCE.get(runtime.name.lower()) if runtime is not None else None
+    if runtime is None or since is None or at_least(runtime, since):
+        return ""
+    return (
+        f"{runtime.name} {runtime.version} lets the environment of a pod and its image override that of CDI devices, "
+        f"and so a limit: use {CDI_WINS_IN}, or configure `annotations`, whose NRI plugin sets it last"
+    )
 
 
 def at_least(runtime: Runtime, since: tuple[int, int]) -> bool:

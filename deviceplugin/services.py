@@ -29,6 +29,7 @@ from deviceplugin.metrics import MetricsServer
 from deviceplugin.nodeevents import WedgeNews
 from deviceplugin.plan.model import newer
 from deviceplugin.podevents import PodNews
+from deviceplugin.runtimes import cdi_loses
 from deviceplugin.specguard import SpecGuard
 from deviceplugin.status import PluginStatus, allocation_statuses, plugin_status
 from mpsd.config.model import NodeConfig
@@ -51,6 +52,8 @@ WATCH_TIMEOUT_S = 5.0
 """An mpsd that hangs is noticed after this and what a client waits on top: until then its last word counts."""
 RECONNECT_S = 0.2
 TERMINATE_S = 20.0
+RUNTIME_S = 60.0
+"""How often the container runtime is asked what it is."""
 
 T = TypeVar("T")
 
@@ -102,6 +105,8 @@ class Services:
         self._pod_news = PodNews(self._kubernetes.events)
         self._endings = Endings(broker, self._terminate) if config.kubernetes.access != OFF else None
         self._annotated = self._annotated_pods(config)
+        self._runtime: Runtime | None = None
+        self._runtime_due_s = 0.0
         for lack in needs.lacks(config):
             log.warning("the plugin lacks what it needs", reason=lack)
         self._config_error = ""
@@ -165,6 +170,7 @@ class Services:
             gpu_devices_reason=self._devices.choice.reason,
             problems=(*needs.lacks(config), *self._broker.problems, *filter(None, [self._broker.ledger_error])),
             state_root=config.state_root,
+            runtime=f"{self._runtime.name} {self._runtime.version}" if self._runtime is not None else "",
             annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,
             kubernetes=self._kubernetes.state,
         )
@@ -241,8 +247,29 @@ class Services:
 
     def _housekeeping(self) -> None:
         self._devices.choose_if_due()
+        self._look_at_runtime()
         self._sessions.sync()
         self._pod_news.observe(allocation_statuses(self._broker.inspect(), self._keeper.report))
+
+    def _look_at_runtime(self) -> None:
+        """What the container runtime makes of CDI devices, by its name and version. Where it tells them over NRI, the
+        front end of annotated pods looks after that."""
+        config = self._broker.config
+        told = self._annotated.runtime if self._annotated is not None else None
+        if told is not None:
+            self._runtime = told
+            return
+        if time.monotonic() < self._runtime_due_s:
+            return
+        from deviceplugin.cri import SIMULATED_SOCKET, SOCKETS, runtime_of
+
+        self._runtime_due_s = time.monotonic() + RUNTIME_S
+        sockets: Sequence[str] = SOCKETS if config.annotations is None else (config.annotations.cri_socket,)
+        if config.backend == "simulated":
+            sockets = (os.path.join(config.mps.run_root, SIMULATED_SOCKET),)
+        if (runtime := runtime_of(sockets)) is not None:
+            self._runtime = runtime
+            self._broker.set_cdi_loses(cdi_loses(runtime))
 
     def _kubelet_hint(self) -> None:
         now = socket_identity(self._kubelet_path)

@@ -106,8 +106,8 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """The plugin process as a whole; every error is empty when there is none. `gone_drained`: drains of GPUs that are
     no longer on the node, by UUID. `hard_limits` says whether limits can be hard on this node, or each piece that is
     missing; `limit_drifts` how often one was found not in force. `state_root` is where the node keeps what must outlive
-    it. `annotated` is None where the config has no `annotations`. `cdi_objections`: files of others that define CDI
-    devices of ours."""
+    it. `runtime` is the container runtime's name and version, empty where it is not known. `annotated` is None where
+    the config has no `annotations`. `cdi_objections`: files of others that define CDI devices of ours."""
 
     pid: int
     started_unix_s: float
@@ -127,6 +127,7 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     hard_limits: str = ""
     limit_drifts: int = 0
     state_root: str = ""
+    runtime: str = ""
     annotated: AnnotatedStatus | None = None
     kubernetes: KubernetesState | None = None
     cdi_objections: tuple[str, ...] = ()
@@ -354,6 +355,7 @@ def plugin_status(
     gpu_devices_reason: str,
     problems: Iterable[str],
     state_root: str = "",
+    runtime: str = "",
     annotated: AnnotatedStatus | None = None,
     kubernetes: KubernetesState | None = None,
 ) -> PluginStatus:
@@ -380,6 +382,7 @@ def plugin_status(
         hard_limits=f"no: {why}" if why else f"yes ({inspection.hard.limits.backend}, set by {inspection.hard.kind})",
         limit_drifts=report.limit_drifts,
         state_root=state_root,
+        runtime=runtime,
         annotated=annotated,
         kubernetes=kubernetes,
     )

@@ -25,7 +25,7 @@ from deviceplugin.broker import Broker
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Runtime
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
-from deviceplugin.runtimes import starts_wait, takes_cdi
+from deviceplugin.runtimes import cdi_loses, starts_wait, takes_cdi
 from mpsd.config.model import AnnotationsConfig, Enforcement, TrustPolicy
 from mpsd.errors import GpufracError
 from mpsd.limits.model import same_limit
@@ -120,6 +120,8 @@ class AnnotatedFrontend:
         self._in_vain: set[tuple[str, ...]] = set()
         """GPUs on which the last container waited in vain."""
         self._by_cdi, self._pids_tell = False, True
+        self._delivers = False
+        """Shares, too, get their environment from us: the runtime lets their pod override that of their CDI device."""
         self._synchronized, self._unguarded = False, ""
 
     # --- what the runtime says -----------------------------------------------------------------------------------
@@ -127,7 +129,8 @@ class AnnotatedFrontend:
     def concerns(self, pod: Pod, container: Container) -> bool:
         """Whether a creation or start needs us at all; pure and at once."""
         prefix = f"{self._config.prefix}{container.name}."
-        return any(key.startswith(prefix) for key in pod.annotations)
+        annotated = any(key.startswith(prefix) for key in pod.annotations)
+        return annotated or (self._delivers and shares.key_of(container) is not None)
 
     def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
         """Only what is looked at later; pure and at once."""
@@ -137,6 +140,8 @@ class AnnotatedFrontend:
         self._by_cdi = takes_cdi(runtime)
         self._pids_tell = runtime.name.lower() == "containerd"  # others may have no process for a sandbox
         self._broker.set_runtime(starts_wait=starts_wait(runtime), takes_cdi=self._by_cdi)
+        self._delivers = bool(cdi_loses(runtime))
+        self._broker.set_cdi_loses("")
         patience = min(1.0, runtime.request_timeout_s / PATIENCE_S)
         self._attach_s, self._start_s = ATTACH_S * patience, START_S * patience
         self._unguarded = self._find_unguarded(runtime)
@@ -244,7 +249,7 @@ class AnnotatedFrontend:
     def _create(self, pod: Pod, container: Container, ref: ContainerRef) -> Adjustment | None:
         ask = contract.ask_of(pod.annotations, container.name, self._config.prefix)
         if ask is None:
-            return None
+            return self._deliver(container, ref) if self._delivers else None
         self._check_names(container)
         if share := shares.share_of(self._broker, ref, container, self._observe):
             mode_given = f"{self._config.prefix}{ref.container}{contract.MODE}" in pod.annotations
@@ -260,6 +265,16 @@ class AnnotatedFrontend:
         if text := reduced(outcome):
             self._told.reduced(ref, text)
         return self._adjust(*self._attached(outcome))
+
+    def _deliver(self, container: Container, ref: ContainerRef) -> Adjustment | None:
+        """What a share's CDI device says, once more and last."""
+        share = shares.share_of(self._broker, ref, container, self._observe)
+        if share is None:
+            if shares.is_ours(container):
+                raise GpufracError("it holds a share, and whose that is can't be told yet")
+            return None
+        self._check_names(container)
+        return lowered(self._attached(share)[0], by_cdi=False)
 
     def _check_names(self, container: Container) -> None:
         """A variable that stands twice can't be overridden but by a CDI device: of two, this adjusts the first and the

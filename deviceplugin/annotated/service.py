@@ -6,6 +6,7 @@ from deviceplugin.annotated.frontend import AnnotatedFrontend
 from deviceplugin.annotated.status import AnnotatedStatus, annotated_status
 from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.nri import session
+from deviceplugin.nri.model import Runtime
 from mpsd.config.model import AnnotationsConfig, NriConfig
 from mpsd.log import get_logger
 
@@ -41,6 +42,11 @@ class AnnotatedPods:
         """Why we are at no container runtime, empty when we are."""
         state = self._session.state
         return "" if state.connected else state.error or "not yet"
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """The container runtime that we are at."""
+        return self._session.state.runtime
 
     def status(self, readiness: NodeReadiness) -> AnnotatedStatus:
         """All that is known."""

@@ -18,19 +18,33 @@ def share_of(
     broker: Broker, ref: ContainerRef, container: Container, observe: Callable[[], object] | None = None
 ) -> Allocation | None:
     """The share that a container of a device plugin pod holds. Any pod can set our marker, so the kubelet's word
-    counts.
+    counts on whose it is.
 
     Args:
         observe: looks at the kubelet once more; called where what is known does not make it the container's.
     """
-    key = container.variable(render.MARKER)
-    if not key or not render.is_key(key):
+    key = key_of(container)
+    if key is None:
         return None
     found = broker.share(key)
     if observe is not None and found is not None and not _holds(found[1], ref):
         observe()
         found = broker.share(key)
     return found[0] if found is not None and _holds(found[1], ref) else None
+
+
+def key_of(container: Container) -> str | None:
+    """Of the allocation that a container says it has: by the annotation in the plugin's answer, which only the kubelet
+    sets, else by our marker."""
+    for key in (container.annotations.get(render.KIND), container.variable(render.MARKER)):
+        if key and render.is_key(key):
+            return key
+    return None
+
+
+def is_ours(container: Container) -> bool:
+    """Whether the kubelet gave it an answer of ours."""
+    return render.is_key(container.annotations.get(render.KIND, ""))
 
 
 def objection(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) -> str:

@@ -19,9 +19,10 @@ def level(mode: Mode, delivery: Delivery, hard: HardAbility) -> Enforcement:
     """What this node gives: hard where nothing is missing, else what MPS gives: a per-process limit for sm-sharing,
     nothing for time-slicing.
 
-    With `delivery: both` a pod's own environment can override the limit, so it counts as none.
+    With `delivery: both`, and on a runtime where CDI devices lose, a pod's own environment can override the limit, so
+    it counts as none.
     """
-    if delivery is Delivery.BOTH:
+    if delivery is Delivery.BOTH or hard.cdi_loses:
         return Enforcement.NONE
     if not hard.missing:
         return Enforcement.HARD
@@ -45,6 +46,8 @@ def not_hard(delivery: Delivery, hard: HardAbility) -> str:
     missing = hard.missing
     if delivery is Delivery.BOTH:
         missing = ("with `cdi.delivery: both` a pod can override its limits: use `delivery: cdi`", *missing)
+    if hard.cdi_loses:
+        missing = (hard.cdi_loses, *missing)
     return "; ".join(missing)
 
 
@@ -68,6 +71,8 @@ def objection(resource: Resource, delivery: Delivery, hard: HardAbility) -> str:
             "with `cdi.delivery: both` a pod can override its limit: use `delivery: cdi` with a CDI-enabled runtime, "
             "or accept it unenforced with `enforcement: none`"
         )
+    if hard.cdi_loses:
+        return f"{hard.cdi_loses}; or accept it unenforced with `enforcement: none`"
     return (
         "time-slicing has a memory limit only with hard enforcement (driver r615 or newer), which is not to be had "
         f"here: {not_hard(delivery, hard)}; or use `compute.mode: sm-sharing`, or accept it unenforced with "

@@ -68,7 +68,8 @@ class HardAbility(msgspec.Struct, frozen=True):
     `kind` is the CDI kind that new containers get their GPUs from, empty for none; `hooked` are the kinds that carry
     the toolkit's hook for every GPU. `starts_wait`: the runtime keeps a program from starting when we say so, so that
     annotated containers, whose limits we set ourselves, need no hook; others need the runtime to take our CDI devices
-    (`takes_cdi`).
+    (`takes_cdi`). `cdi_loses`: why the environment that we give a share may be beaten by its pod's or image's, empty
+    where it is not known to be.
     """
 
     limits: HardLimits = HardLimits()
@@ -76,6 +77,7 @@ class HardAbility(msgspec.Struct, frozen=True):
     hooked: frozenset[str] = frozenset()
     starts_wait: bool = True
     takes_cdi: bool = True
+    cdi_loses: str = ""
 
     @property
     def known(self) -> bool:
@@ -104,12 +106,14 @@ class HardAbility(msgspec.Struct, frozen=True):
         return ""
 
     def of_annotated(self) -> "HardAbility":
-        """The same for annotated containers: we set their limits, or else the hook of their GPUs does."""
+        """The same for annotated containers: we set their environment, and their limits, or else the hook of their GPUs
+        does."""
+        own = msgspec.structs.replace(self, cdi_loses="")
         if self.starts_wait:
-            return msgspec.structs.replace(self, kind=NRI_SETTER, hooked=frozenset((NRI_SETTER,)))
+            return msgspec.structs.replace(own, kind=NRI_SETTER, hooked=frozenset((NRI_SETTER,)))
         if self.takes_cdi or not self.kind or not self.known:
-            return self
-        return msgspec.structs.replace(self, limits=HardLimits(missing=(*self.limits.missing, NO_CDI_OF_PLUGINS)))
+            return own
+        return msgspec.structs.replace(own, limits=HardLimits(missing=(*self.limits.missing, NO_CDI_OF_PLUGINS)))
 
     def hoped(self) -> "HardAbility":
         """The same, if mpsd finds nothing missing."""

@@ -1,6 +1,7 @@
-"""The one call of the container runtime's CRI socket that the plugin makes: StopContainer.
+"""The calls of the container runtime's CRI socket that the plugin makes: Version and StopContainer.
 
-As containerd: it returns once the container has stopped, and also for one that is not there (CRI: it is idempotent).
+As containerd: the latter returns once the container has stopped, and also for one that is not there (CRI: it is
+idempotent).
 """
 
 import os
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-SERVICE, METHOD = "runtime.v1.RuntimeService", "StopContainer"
+SERVICE, METHOD, VERSION_METHOD = "runtime.v1.RuntimeService", "StopContainer", "Version"
 _CONTAINER_ID, _STRING, _VARINT = 1, 2, 0
 
 
@@ -18,10 +19,11 @@ class CriServer:
 
     Args:
         stop: ends a container by its ID.
+        runtime: name and version that it tells.
     """
 
-    def __init__(self, socket_path: str, stop: Callable[[str], None]) -> None:
-        self._path, self._stop = socket_path, stop
+    def __init__(self, socket_path: str, stop: Callable[[str], None], runtime: tuple[str, str]) -> None:
+        self._path, self._stop, self._runtime = socket_path, stop, runtime
         self._pool: ThreadPoolExecutor | None = None
         self._server: grpc.Server | None = None
 
@@ -29,10 +31,12 @@ class CriServer:
         """Raises RuntimeError."""
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="cri")
         server = grpc.server(self._pool, options=(("grpc.so_reuseport", 0),))
-        handler = grpc.unary_unary_rpc_method_handler(
-            self._stop_container, request_deserializer=bytes, response_serializer=bytes
-        )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        calls = {METHOD: self._stop_container, VERSION_METHOD: self._version}
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(call, request_deserializer=bytes, response_serializer=bytes)
+            for name, call in calls.items()
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         server.add_insecure_port(f"unix:{self._path}")
         server.start()
         os.chmod(self._path, 0o600)
@@ -44,6 +48,11 @@ class CriServer:
             server.stop(0.2).wait()
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _version(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """VersionResponse {1: version, 2: runtime_name, 3: runtime_version, 4: runtime_api_version}."""
+        texts = ("0.1.0", *self._runtime, "v1")
+        return b"".join(bytes((n << 3 | _STRING, len(text))) + text.encode() for n, text in enumerate(texts, 1))
 
     def _stop_container(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         try:

@@ -128,8 +128,9 @@ class StubKubelet:
     Args:
         root: the kubelet's directory; `device-plugins/`, `pod-resources/` and `pods/` are made below it.
         cdi_directories: of the container runtime, lowest priority first.
-        gpus, nvidia_runtime, simulation_directory, nri, nri_cdi: see Runtime.
-        cri_socket: where the container runtime is asked to stop a container; empty: nowhere.
+        gpus, nvidia_runtime, simulation_directory, nri, nri_cdi, cdi_wins: see Runtime.
+        cri_socket: where the container runtime is asked what it is and to stop a container; empty: nowhere.
+        runtime: its name and version.
         call_timeout_s: bounds a plugin's calls; None as in a real kubelet.
         rng: decides what a real kubelet leaves to chance.
     """
@@ -144,7 +145,9 @@ class StubKubelet:
         simulation_directory: str = "",
         nri: NriFactory | None = None,
         nri_cdi: bool = True,
+        cdi_wins: bool = True,
         cri_socket: str = "",
+        runtime: tuple[str, str] = ("containerd", "2.1.9"),
         call_timeout_s: float | None = None,
         rng: random.Random | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -160,8 +163,9 @@ class StubKubelet:
             simulation_directory=simulation_directory,
             nri=nri,
             nri_cdi=nri_cdi,
+            cdi_wins=cdi_wins,
         )
-        self._cri = CriServer(cri_socket, self._stop_container) if cri_socket else None
+        self._cri = CriServer(cri_socket, self._stop_container, runtime) if cri_socket else None
         self._runtime_serves = False
         self._call_timeout_s = call_timeout_s
         self._rng = rng or random.Random()  # noqa: S311

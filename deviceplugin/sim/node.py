@@ -23,6 +23,9 @@ from typing import Any, Self
 import msgspec
 
 import deviceplugin
+from deviceplugin.cri import SIMULATED_SOCKET
+from deviceplugin.nri.model import Runtime
+from deviceplugin.runtimes import cdi_loses
 from deviceplugin.sim import annotations, placement, report, scheduler
 from deviceplugin.sim.cluster import ClusterScheduler
 from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
@@ -294,7 +297,9 @@ class SimulatedNode:
             simulation_directory=self.simulation_directory,
             nri=self._serve_nri if self._nri else None,
             nri_cdi=takes_cdi(self._runtime),
-            cri_socket=self.config.annotations.cri_socket if self.config.annotations is not None else "",
+            cdi_wins=not cdi_loses(Runtime(name=self._runtime[0], version=self._runtime[1])),
+            cri_socket=os.path.join(self.config.mps.run_root, SIMULATED_SOCKET),
+            runtime=self._runtime,
             call_timeout_s=CALL_TIMEOUT_S,
         )
         kubelet.start()
@@ -598,6 +603,8 @@ class SimulatedNode:
                 return "plugin", f"{name} is not registered: {resource['registrationError'] or 'no reason given'}"
             if (shown[name].allocatable, shown[name].capacity) != (resource["healthy"], resource["listed"]):
                 return "plugin", f"the kubelet has not got the list of {name} yet"
+        if not status["runtime"]:
+            return "plugin", "it does not know the container runtime yet"
         runtime = self.kubelet.nri
         if self.config.annotations is not None and runtime is not None and not runtime.plugins:
             return "plugin", "it has not registered at the container runtime (NRI)"

@@ -159,15 +159,23 @@ def merged_answer(answers: Iterable[pb.ContainerAllocateResponse]) -> pb.Contain
 
 
 def oci_spec(
-    registry: Registry, answer: pb.ContainerAllocateResponse, pod_env: Mapping[str, str]
+    registry: Registry, answer: pb.ContainerAllocateResponse, pod_env: Mapping[str, str], *, cdi_wins: bool = True
 ) -> tuple[OciSpec, tuple[str, ...]]:
     """What a runtime makes of a plugin's answer, and the CDI devices in it (pure). Environment: Allocate's, then the
     pod spec's, then CDI's; a name may be there several times, and the last one wins.
 
+    Args:
+        cdi_wins: False: CDI's goes first, and each name is there once, as with CRI-O before 1.34.
+
     Raises CdiError when a device can't be resolved or injected.
     """
+    own = {**answer.envs, **pod_env}
     spec: OciSpec = {
-        "process": {"env": [f"{name}={value}" for env in (dict(answer.envs), pod_env) for name, value in env.items()]},
+        "process": {
+            "env": [f"{name}={value}" for env in (dict(answer.envs), pod_env) for name, value in env.items()]
+            if cdi_wins
+            else []
+        },
         "mounts": [
             {
                 "destination": mount.container_path,
@@ -181,7 +189,10 @@ def oci_spec(
         "annotations": dict(answer.annotations),
     }
     names = tuple(device.name for device in answer.cdi_devices)
-    return apply(registry, names, spec), names
+    made = apply(registry, names, spec)
+    if not cdi_wins:
+        made["process"]["env"] = [f"{name}={value}" for name, value in {**effective_env(made), **own}.items()]
+    return made, names
 
 
 def edits_of(spec: OciSpec, cdi_devices: Iterable[str]) -> Edits:
@@ -206,6 +217,7 @@ class Runtime:
         simulation_directory: of the simulated driver, for CUDA clients; empty for none.
         nri: makes its side of NRI; None: it has none.
         nri_cdi: whether it knows the CDI devices of NRI adjustments; an older one drops them in silence.
+        cdi_wins: whether the environment of a CDI device stands against the pod's.
     """
 
     def __init__(
@@ -217,7 +229,9 @@ class Runtime:
         simulation_directory: str = "",
         nri: NriFactory | None = None,
         nri_cdi: bool = True,
+        cdi_wins: bool = True,
     ) -> None:
+        self._cdi_wins = cdi_wins
         self._cdi_directories = tuple(cdi_directories)
         self._gpus = tuple(gpus)
         self._nvidia_runtime = nvidia_runtime
@@ -243,7 +257,8 @@ class Runtime:
         sandbox = self.run_sandbox(pod, uid)
         registry = scan(self._cdi_directories)
         try:
-            spec, names = oci_spec(registry, merged_answer(answers), environment(pod, container, uid))
+            own = environment(pod, container, uid)
+            spec, names = oci_spec(registry, merged_answer(answers), own, cdi_wins=self._cdi_wins)
         except CdiError as error:
             raise CreateContainerError(f"CDI device injection failed: {error}") from error
         asked = self._as_told(sandbox, container, spec, self.sandboxes.new_id(uid, container.name))

@@ -417,3 +417,32 @@ def test_run_shows_the_level_of_a_node(options: tuple[str, ...], enforcement: st
     assert container["env"].get("NVIDIA_GPU_MEMORY_LIMIT") == ("8192" if enforcement == "hard" else None)
     hooked = "k8s.device-plugin.nvidia.com/gpu=" in container["cdiDevices"][0]
     assert hooked == (enforcement == "hard")
+
+
+GREEDY = pod("greedy", extra="env: [{name: CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, value: 0=70G}]")
+SHARES_ONLY = f"""
+apiVersion: gpufrac.dev/v1
+kind: NodeConfig
+resources:
+  - {{name: {RESOURCE}, memory: {{request: 8Gi}}, compute: {{mode: sm-sharing}}}}
+"""
+
+
+@pytest.mark.parametrize(("version", "config", "runs"), [("1.32.1", "", True), ("1.32.1", SHARES_ONLY, False)])
+def test_on_a_runtime_where_the_pod_beats_its_cdi_device_no_limit_is_promised_that_does_not_hold(
+    tmp_path: Path, version: str, config: str, runs: bool
+) -> None:
+    options = ["--nri-runtime", f"cri-o:{version}"]
+    if config:
+        (tmp_path / "node.yaml").write_text(config)
+        options += ["--config", str(tmp_path / "node.yaml")]
+    code, report = run(*options, text=GREEDY)
+    (container,) = report["pods"][0]["containers"]
+    assert (code == 0) == runs
+    if runs:  # delivered over NRI
+        assert container["env"]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M"
+        assert container["allocation"]["enforcement"] == "cooperative"
+    else:
+        offered = report["node"]["resources"][RESOURCE]
+        assert offered["allocatable"] == 0
+        assert "CRI-O 1.34" in offered["reason"]

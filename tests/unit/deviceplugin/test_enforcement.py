@@ -53,6 +53,9 @@ ROWS = {
     "cdi": Row(HardAbility(CAN, "", frozenset({HOOKED_KIND})), PLAIN, ("cooperative", "none"), "use `cdi.gpuDevices"),
     "protocol-3": Row(HARD, ("shared", "hard", "free", "sliced"), ("hard", "hard"), "protocol 3", protocol=2),
     "delivery-cdi": Row(HARD, ("free",), ("none", "none"), "cdi.delivery: both", delivery=Delivery.BOTH),
+    "runtime": Row(
+        structs.replace(HARD, cdi_loses="cri-o 1.32 lets pods win"), ("free",), ("none", "none"), "lets pods"
+    ),
     "mpsds-word": Row(structs.replace(HARD, limits=HardLimits()), PLAIN, ("cooperative", "hard"), "not known yet"),
 }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from deviceplugin import render
 from deviceplugin.annotated import absence
 from deviceplugin.annotated.absence import NOTICE_S, STOP_EVERY_S
 from deviceplugin.annotated.frontend import FRESH_S, reference
@@ -537,6 +538,35 @@ def test_two_records_of_one_container_are_one_after_a_crash_between_them(node: N
 
 
 # -- shares of the device plugin
+
+
+OLD_CRIO = Runtime(name="cri-o", version="1.32.1")
+
+
+def test_where_a_pod_beats_its_cdi_device_a_share_is_delivered_over_nri(tmp_path: Path) -> None:
+    node = Node(tmp_path, config(resource("a", fixed(8)), annotations=annotated()), OLD_CRIO, hard=False)
+    share = held_share(node)
+    own = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=70G", "GPUFRAC_ALLOCATION=0123456789abcdef0123", "HOME=/root")
+    asked = container("main", *own, annotations={render.KIND: share.key})
+    assert node.frontend.concerns(pod({}), asked)
+    made = node.create(pod({}), asked)
+    assert env_of(made)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M"
+    assert env_of(made)["GPUFRAC_ALLOCATION"] == share.key
+    assert set(made.removed_env) == set(env_of(made))
+    assert (made.cdi_devices, made.mounts) == ((), ())
+    stranger = container("main", f"GPUFRAC_ALLOCATION={share.key}")
+    assert node.create(pod({}, "other"), stranger) == Adjustment(), "any pod can set our marker"
+    unknown = container("main", annotations={render.KIND: share.key})
+    assert "can't be told yet" in node.refusal(lambda: node.create(pod({}, "other"), unknown))
+    plain = container("main", "HOME=/root")
+    assert not node.frontend.concerns(pod({}), plain)
+
+
+def test_where_a_cdi_device_wins_a_share_needs_nothing_over_nri(node: Node) -> None:
+    share = held_share(node)
+    asked = container("main", annotations={render.KIND: share.key})
+    assert not node.frontend.concerns(pod({}), asked)
+    assert node.create(pod({}), asked) == Adjustment()
 
 
 def test_annotations_lower_the_limit_of_a_share_for_as_long_as_it_lives(node: Node) -> None:

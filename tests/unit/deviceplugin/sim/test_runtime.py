@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cdi.model import Hook
+from cdi.encode import encode_spec
+from cdi.model import ContainerEdits, Device, Hook, Spec
 from cdi.registry import Registry, find_gpu_kind, scan
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim import runtime as runtime_module
@@ -63,6 +64,18 @@ def test_of_several_answers_the_first_writer_wins_and_names_count_once() -> None
     assert [m.host_path for m in merged.mounts] == ["/1"]
     assert [d.host_path for d in merged.devices] == ["/1"]
     assert [d.name for d in merged.cdi_devices] == ["a/b=c", "a/b=d"]
+
+
+@pytest.mark.parametrize(("cdi_wins", "expected"), [(True, "cdi"), (False, "pod")])
+def test_a_runtime_lets_cdi_devices_or_the_pod_win(tmp_path: Path, cdi_wins: bool, expected: str) -> None:
+    edits = ContainerEdits(env=("A=cdi", "B=cdi"))
+    spec = Spec(kind="ab.example/cd", devices=(Device(name="dd", container_edits=edits),))
+    (tmp_path / "x.json").write_bytes(encode_spec(spec))
+    own = {"A": "pod", "C": "pod"}
+    env = edits_of(
+        *oci_spec(scan((str(tmp_path),)), answer("ab.example/cd=dd", D="answer"), own, cdi_wins=cdi_wins)
+    ).env
+    assert env == {"A": expected, "B": "cdi", "C": "pod", "D": "answer"}
 
 
 def test_allocate_mounts_are_bind_mounts() -> None:
