@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
+from cdi.atomic import make_directory
 from cdi.errors import CdiError
 from cdi.registry import scan
 from deviceplugin import lastknown
@@ -29,6 +30,8 @@ log = get_logger("plugin")
 
 LOCK_WAIT_S = 20.0
 """For an instance that is on its way out, as in a rolling upgrade."""
+SHARED_LOCK = ".gpufrac-plugin.lock"
+"""In directories of others: neither a CDI spec nor a socket, so nobody reads or removes it (kubelet 1.36 verified)."""
 REGISTER_FIRST_S = 0.5
 """How long everything else waits for the first registration."""
 RECHECK_S = 2.0
@@ -44,7 +47,7 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
     with StopSignal() as stop:
         try:
             config = load_config(config_path)
-            with ProcessLock(config.mps.run_root, "plugin", wait_s=LOCK_WAIT_S, stop=stop):
+            with ProcessLock("plugin", _lock_files(config), wait_s=LOCK_WAIT_S, stop=stop):
                 serve(config, config_path, stop)
         except ConfigError as error:
             complain(str(error))
@@ -53,6 +56,16 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
             complain(str(error) if isinstance(error, GpufracError | CdiError) else f"cannot start the plugin: {error}")
             return 1
     return 0
+
+
+def _lock_files(config: NodeConfig) -> list[str]:
+    """One in each directory that no other plugin may use, whatever its config is. Those that are ours are made."""
+    state = os.path.join(config.state_root, "plugin")
+    for directory, mode in ((config.mps.run_root, 0o755), (state, 0o700), (config.cdi.directory, 0o755)):
+        make_directory(directory, mode)
+    files = [os.path.join(directory, "plugin.lock") for directory in (config.mps.run_root, state)]
+    shared = (config.cdi.directory, os.path.join(config.kubelet_root, "device-plugins"))
+    return files + [os.path.join(directory, SHARED_LOCK) for directory in shared if os.path.isdir(directory)]
 
 
 def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:

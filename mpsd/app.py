@@ -60,7 +60,8 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
     with StopSignal() as stop:
         try:
             config = load_config(config_path)
-            with ProcessLock(config.mps.run_root, "mpsd", wait_s=LOCK_WAIT_S, stop=stop), ExitStack() as parts:
+            lock = ProcessLock("mpsd", _lock_files(config), wait_s=LOCK_WAIT_S, stop=stop)
+            with lock, ExitStack() as parts:
                 if not stop.is_set():
                     _start(config, config_path, parts)
                     log.info("mpsd runs", pid=os.getpid(), socket=config.mpsd_socket, backend=config.backend)
@@ -75,11 +76,18 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
     return 0
 
 
+def _lock_files(config: NodeConfig) -> list[str]:
+    """One in each directory that no other mpsd may use, whatever its config is. The directories are made."""
+    roots = (config.mps.run_root, config.state_root, config.mps.log_root)
+    for directory in roots:
+        make_directory(directory, 0o755)
+    return [os.path.join(directory, "mpsd.lock") for directory in roots]
+
+
 def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     """Starts everything; `parts` takes what has to be closed, last started first."""
     config, backend = _backend(config)
     try:
-        make_directory(config.mps.run_root, 0o755)
         state = StateFile(os.path.join(config.state_root, "mpsd.json"), processes.boot_id())
     except OSError as error:
         raise GpufracError(f"cannot prepare {error.filename}: {error.strerror}") from error
@@ -128,8 +136,6 @@ def _place(config: NodeConfig) -> tuple[HostPlace | None, tuple[str, ...]]:
     its host."""
     if config.backend == "simulated":
         return None, ()
-    for directory in (config.mps.run_root, config.mps.log_root):
-        make_directory(directory, 0o755)
     found = survival.probe(
         lambda arguments: process.run(arguments, {}, b"", PROBE_S, PROBE_BYTES),
         (config.mps.run_root, config.mps.log_root),

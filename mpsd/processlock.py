@@ -1,11 +1,15 @@
-"""One instance of a process per node: an flock'ed file that names its holder."""
+"""One instance of a process per node: locked files that name their holder.
 
-import errno
-import fcntl
+There is one in every directory that two instances must not share, not only where a config has them look for each other.
+"""
+
 import os
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 
 from mpsd.errors import GpufracError
+from mpsd.lockfile import open_lock, try_lock
 from mpsd.log import get_logger
 from mpsd.stopsignal import Stop
 
@@ -13,61 +17,60 @@ POLL_S = 0.1
 
 
 class ProcessLockError(GpufracError):
-    """Another instance holds the lock."""
+    """Another instance holds a lock."""
 
 
 class ProcessLock:
-    """Context manager holding `<directory>/<name>.lock`; the kernel frees it however the process ends.
+    """Context manager holding all `paths`, taken in their order; the kernel frees them however the process ends.
 
     Args:
+        paths: lock files; their directories exist.
         wait_s: how long to wait for a holder that is on its way out (a rolling upgrade).
         stop: ends the wait early.
 
     Raises:
         ProcessLockError: on entry, naming the holder.
+        LockFileError: on entry: there can be no lock at a path.
     """
 
-    def __init__(self, directory: str, name: str, *, wait_s: float, stop: Stop) -> None:
-        self._path = os.path.join(directory, f"{name}.lock")
+    def __init__(self, name: str, paths: Sequence[str], *, wait_s: float, stop: Stop) -> None:
         self._name = name
+        self._paths = tuple(paths)
         self._wait_s = wait_s
         self._stop = stop
-        self._fd = -1
+        self._held = ExitStack()
 
     def __enter__(self) -> "ProcessLock":
-        os.makedirs(os.path.dirname(self._path), mode=0o755, exist_ok=True)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         deadline_s = time.monotonic() + self._wait_s
-        told = False
-        while not self._try():
-            holder = self._holder()
-            if not told:
-                get_logger(self._name).warning(
-                    "another instance runs on this node; waiting for it to end", pid=holder, lock=self._path
-                )
-                told = True
-            if self._stop.wait(POLL_S) or time.monotonic() >= deadline_s:
-                os.close(self._fd)
-                raise ProcessLockError(
-                    f"cannot start: another gpufrac {self._name} (pid {holder}) runs on this node and holds "
-                    f"{self._path}: "
-                    "stop it first"
-                )
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        seen: list[os.stat_result] = []
+        with ExitStack() as held:
+            for path in self._paths:
+                fd = open_lock(path)
+                held.callback(os.close, fd)
+                if any(os.path.samestat(os.fstat(fd), other) for other in seen):
+                    continue  # two of the directories are one
+                seen.append(os.fstat(fd))
+                self._wait(fd, path, deadline_s)
+                with suppress(OSError):  # a full disk: the lock is held all the same
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        self._held.close()
 
-    def _try(self) -> bool:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
-                return False
-            raise
-        return True
-
-    def _holder(self) -> str:
-        return os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+    def _wait(self, fd: int, path: str, deadline_s: float) -> None:
+        told = False
+        while not try_lock(fd):
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            if not told:
+                get_logger(self._name).warning(
+                    "another instance runs on this node; waiting for it to end", pid=holder, lock=path
+                )
+                told = True
+            if self._stop.wait(POLL_S) or time.monotonic() >= deadline_s:
+                raise ProcessLockError(
+                    f"cannot start: another gpufrac {self._name} (pid {holder}) runs on this node, uses "
+                    f"{os.path.dirname(path)} and holds {path}: stop it first"
+                )

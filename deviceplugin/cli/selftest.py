@@ -1,6 +1,5 @@
 """`gpufrac selftest`: proves on this node that memory limits hold, by processes that go over them."""
 
-import fcntl
 import os
 import shlex
 import sys
@@ -21,6 +20,7 @@ from deviceplugin.selftest import plan, record, run
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import Mode
 from mpsd.localapi.client import MpsdClient
+from mpsd.lockfile import open_lock, try_lock
 
 VARIABLE = "GPUFRAC_CUDA_CLIENT"
 
@@ -125,12 +125,13 @@ def _run(
 @contextmanager
 def _alone(root: str) -> Iterator[None]:
     """Two at once would share a cgroup, and one's memory would spoil the other's results."""
-    with open(f"{root}/selftest.lock", "a", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Failure("cannot start: another self-test runs on this node; try again when it has ended") from None
+    fd = open_lock(f"{root}/selftest.lock")
+    try:
+        if not try_lock(fd):
+            raise Failure("cannot start: another self-test runs on this node; try again when it has ended")
         yield
+    finally:
+        os.close(fd)
 
 
 def _show(done: record.Record, output: str) -> None:

@@ -5,7 +5,6 @@ container runtime), `log/`, `state/`, `kubelet/`, `cdi/`, and `sim.lock`, which 
 second node out.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from typing import Any, Self
 import msgspec
 
 import deviceplugin
+from cdi.atomic import read_regular
 from deviceplugin.cri import SIMULATED_SOCKET
 from deviceplugin.nri.model import Runtime
 from deviceplugin.runtimes import cdi_loses
@@ -59,6 +59,7 @@ from mpsd.config.show import effective
 from mpsd.errors import ConfigError, GpufracError
 from mpsd.gpu.model import MIB, Mode
 from mpsd.localapi.client import MpsdClient, call
+from mpsd.lockfile import LockFileError, open_lock, try_lock
 from mpsd.sim.driver import KUBEPODS, SimulatedDriver
 from mpsd.sim.memorylimits import FIRST_DRIVER
 from mpsd.sim.mps.switches import major
@@ -547,14 +548,14 @@ class SimulatedNode:
                     f"cannot use directory {self.directory}: it is not empty and was never a simulated node's; "
                     "name an empty or a new one"
                 )
-            fd = os.open(os.path.join(self.directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_lock(os.path.join(self.directory, _LOCK))
         except OSError as error:
             raise ConfigError(f"cannot use directory {self.directory}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except LockFileError as error:
+            raise ConfigError(f"cannot use directory {self.directory}: {error}") from error
+        if not try_lock(fd):
             os.close(fd)
-            raise ConfigError(f"cannot use directory {self.directory}: a simulated node runs there") from error
+            raise ConfigError(f"cannot use directory {self.directory}: a simulated node runs there")
         self._lock_fd = fd
         os.pwrite(fd, _MARK, 0)
         _end_all(self._processes)  # of a node that was killed
@@ -567,8 +568,7 @@ class SimulatedNode:
     def _is_ours(self) -> bool:
         """Whether the directory bears a simulated node's mark: only then may it be emptied."""
         try:
-            with open(os.path.join(self.directory, _LOCK), "rb") as file:
-                return file.read(len(_MARK)) == _MARK
+            return read_regular(os.path.join(self.directory, _LOCK))[0].startswith(_MARK)
         except OSError:
             return False
 

@@ -3,7 +3,6 @@
 Knows nothing of what it serves. A peer can at worst waste its own connection.
 """
 
-import fcntl
 import os
 import select
 import socket
@@ -18,6 +17,7 @@ from typing import Any, Final
 from mpsd.errors import ConfigError, GpufracError, ProtocolError
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
+from mpsd.lockfile import open_lock, try_lock
 from mpsd.log import get_logger
 
 Method = Callable[[dict[str, Any]], object]
@@ -212,12 +212,11 @@ def _bind(listener: socket.socket, path: str, mode: int) -> tuple[int, int]:
             f"cannot listen on {path}: a socket path holds at most {MAX_PATH_BYTES} bytes, this one has {size_bytes}; "
             "choose a shorter mps.runRoot"
         )
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise GpufracError(f"cannot listen on {path}: No such file or directory; create its directory first")
+    lock = open_lock(f"{path}.lock")
     try:
-        directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as exc:
-        raise GpufracError(f"cannot listen on {path}: {exc.strerror}; create its directory first") from exc
-    try:
-        _lock(directory, path)
+        _lock(lock, path)
         _remove_stale(path)
         listener.bind(path)
         os.chmod(path, mode)
@@ -226,20 +225,16 @@ def _bind(listener: socket.socket, path: str, mode: int) -> tuple[int, int]:
     except OSError as exc:
         raise GpufracError(f"cannot listen on {path}: {exc.strerror}") from exc
     finally:
-        os.close(directory)  # unlocks, too
+        os.close(lock)  # unlocks, too
 
 
-def _lock(directory: int, path: str) -> None:
+def _lock(lock: int, path: str) -> None:
     """Two instances that start at once must not both find the same socket stale."""
     give_up_s = time.monotonic() + _BIND_LOCK_S
-    while True:
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as exc:
-            if time.monotonic() > give_up_s:
-                raise GpufracError(f"cannot listen on {path}: another process keeps its directory locked") from exc
-            time.sleep(0.05)
+    while not try_lock(lock):
+        if time.monotonic() > give_up_s:
+            raise GpufracError(f"cannot listen on {path}: another process keeps {path}.lock locked")
+        time.sleep(0.05)
 
 
 def _remove_stale(path: str) -> None:
