@@ -27,7 +27,7 @@ from mpsd.localapi.server import LocalServer, Method
 from mpsd.localapi.wire import MAX_BLOCK_S
 from mpsd.log import complain, configure, get_logger
 from mpsd.processlock import ProcessLock
-from mpsd.snapshot import Desired, GpuClients, LimitQuery, LimitReading, Snapshot
+from mpsd.snapshot import CleanedUp, Desired, GpuClients, LimitQuery, LimitReading, Places, Snapshot
 from mpsd.state import StateFile
 from mpsd.stopsignal import StopSignal
 from mpsd.supervision.limits import LimitDoor
@@ -111,7 +111,9 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
         warnings=warnings,
     )
     prober = Prober(backend, supervisor.inventory_changed, on_error=_begin_anew_if_due)
-    server = LocalServer(config.mpsd_socket, methods(supervisor, Terminator(supervisor), LimitDoor(supervisor)))
+    served = methods(supervisor, Terminator(supervisor), LimitDoor(supervisor))
+    served["cleanup"] = lambda _: _clean_up(supervisor, place, config)
+    server = LocalServer(config.mpsd_socket, served)
     watcher = ConfigWatcher(
         config_path,
         lambda new: supervisor.config_changed(_with_emulator(new)),
@@ -273,9 +275,25 @@ def methods(supervisor: Supervisor, terminator: Terminator, door: LimitDoor) -> 
         "set_limits": set_limits,
         "replace": replace,
         "terminate": terminate,
-        "cleanup": lambda _: {"left": supervisor.cleanup(CLEANUP_S)},
         "status": lambda _: _status(supervisor),
     }
+
+
+def _clean_up(supervisor: Supervisor, place: HostPlace | None, config: NodeConfig) -> CleanedUp:
+    """Ends every daemon, then removes what they needed of the host."""
+    left = supervisor.cleanup(CLEANUP_S)
+    still = place.clear() if place is not None else ()
+    return CleanedUp(
+        left=(*left, *(f"cgroup {directory} holds processes" for directory in still)),
+        places=Places(
+            cdi_directory=config.cdi.directory,
+            state_root=config.state_root,
+            run_root=config.mps.run_root,
+            log_root=config.mps.log_root,
+            device_plugins=os.path.join(config.kubelet_root, "device-plugins"),
+            pods=os.path.join(config.kubelet_root, "pods"),
+        ),
+    )
 
 
 def _params(params: dict[str, Any], shape: type[T]) -> T:

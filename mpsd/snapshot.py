@@ -172,6 +172,26 @@ class Termination(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the config of mpsd says that things of this node are."""
+
+    cdi_directory: str
+    state_root: str
+    run_root: str
+    log_root: str
+    device_plugins: str
+    """The kubelet's directory of plugins and of its checkpoint."""
+    pods: str
+    """The kubelet's directory of pods."""
+
+
+class CleanedUp(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cleanup of mpsd could not undo, empty when nothing is left; and where what is not its own may be."""
+
+    left: tuple[str, ...]
+    places: Places
+
+
 class DesiredAllocation(msgspec.Struct, frozen=True, kw_only=True):
     """A live allocation as mpsd needs it. `limit_bytes` is per GPU. `group` is empty where GPUs of several are used
     without a daemon. `slot` is the slot of its share, None for units and annotated containers: under protocol 3 a fixed

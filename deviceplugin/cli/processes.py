@@ -1,6 +1,7 @@
 """`gpufrac mpsd` and `gpufrac plugin`: the two long-lived processes."""
 
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -12,10 +13,12 @@ from deviceplugin.cli.output import Failure, complain, confirm, counted, failure
 from mpsd.errors import ConfigError, GpufracError, NotReachableError
 
 if TYPE_CHECKING:
-    from mpsd.snapshot import GpuStatus
+    from mpsd.snapshot import GpuStatus, Places
 
 MAX_REASON = 200
 """As long as mpsd takes it."""
+
+PLUGIN_RUNS = "gpufrac plugin runs, so its CDI files and records stay: stop it, and clean up again"
 
 config_option = click.option(
     "--config", "config_path", type=click.Path(), required=True, help="The node's config file.", metavar="FILE"
@@ -51,11 +54,14 @@ def mpsd(context: click.Context, config_path: str | None, log_format: Literal["t
 @node_options
 @failures
 def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: bool) -> None:
-    """Before an uninstall: end every MPS daemon of a running mpsd, clients or not, and restore the compute modes.
+    """Before an uninstall: end every MPS daemon of a running mpsd, clients or not, restore the compute modes, and
+    remove CDI files and records.
 
-    Stop the plugin first. Nothing starts again until mpsd is restarted. Exit code 1 names what could not be ended.
+    Stop the plugin first, and delete the pods that hold shares. Nothing starts again until mpsd is restarted. Exit code
+    1 names what could not be undone, and what is still there.
     """
     from mpsd.localapi.client import MpsdClient, call
+    from mpsd.snapshot import CleanedUp
 
     root = run_root_of(config_path, run_root)
     snapshot = MpsdClient(f"{root}/mpsd.sock").snapshot()
@@ -64,13 +70,32 @@ def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: 
     if not yes:
         users = _users(snapshot.gpus)
         confirm(f"End every MPS daemon of this node, and restore the compute modes? They have {_clients(users)}.")
-    left = call(f"{root}/mpsd.sock", "cleanup", {}, dict[str, list[str]], timeout_s=40.0)["left"]
+    done = call(f"{root}/mpsd.sock", "cleanup", {}, CleanedUp, timeout_s=40.0)
+    plugin = [PLUGIN_RUNS] if _answers(f"{root}/plugin.sock") else _clear_plugin(root, done.places)
+    left = [*done.left, *plugin]
     if left:
         raise Failure(f"cannot leave the node as it was found: {'; '.join(left)}")
+    ours = sorted({done.places.run_root, done.places.log_root, done.places.state_root})
     if output == "json":
-        print_json({"left": left})
+        print_json({"left": left, "directories": ours})
     else:
-        click.echo("The node is as it was found: no MPS daemon of ours runs, and every compute mode is restored.")
+        click.echo(
+            "The node is as it was found: no MPS daemon of ours runs, every compute mode is restored, no pod holds a "
+            "share, and no CDI file of ours is left."
+        )
+        click.echo(f"Logs and sockets of mpsd are in {', '.join(ours)}: remove them when it has stopped.")
+
+
+def _clear_plugin(root: str, places: "Places") -> list[str]:
+    """Removes what the plugin left, if none runs; what is still there."""
+    from deviceplugin.leftovers import clear
+    from mpsd.processlock import ProcessLock, ProcessLockError
+
+    try:
+        with ProcessLock(root, "plugin", wait_s=0.0, stop=threading.Event()):
+            return clear(places)
+    except ProcessLockError:
+        return [PLUGIN_RUNS]
 
 
 @mpsd.command(epilog="Example: gpufrac mpsd replace 0 --reason 'new driver'")

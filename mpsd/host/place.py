@@ -44,6 +44,10 @@ class HostPlace:
         """See Place: removes the cgroups."""
         cgroups.remove(self._survival.places, name)
 
+    def clear(self) -> tuple[str, ...]:
+        """Removes every cgroup of ours, at an uninstall; those that still hold processes."""
+        return cgroups.clear(self._survival.places)
+
     def remove(self, dirs: DaemonDirs) -> None:
         """See Place: unmounts the shared memory."""
         sharedmemory.unmount(dirs.shared_memory)

@@ -53,6 +53,10 @@ PROTOCOL_RETRY_S = 10.0
 STOP_S = 40.0
 """Longer than a stop takes by the lifecycle's deadlines, so what is cut off here hangs in the kernel."""
 
+HOLDERS_FIRST = (
+    "it ends by itself once nothing granted on them is left: delete the pods that `gpufrac allocations` names for it"
+)
+"""What helps with a daemon whose GPUs are gone. A cleanup would end the daemons of all other GPUs, too."""
 T = TypeVar("T")
 
 
@@ -562,6 +566,8 @@ class Supervisor:
                 gpu.usage.count(None)
             elif gpu.state.processes or gpu.usage.clients:
                 gpu.usage.count(gpu.state.processes)
+        if daemon.awaits_drain and not self._members(daemon) and self._is_drained(daemon):
+            daemon.feed(life.Drained())  # of GPUs that are not on this node nobody is counted
 
     def _on_counted(self, uuid: str, count: Count) -> None:
         gpu, daemon = self._gpus[uuid], self._daemon_on(uuid)
@@ -854,7 +860,7 @@ class Supervisor:
     def _homeless(self) -> Iterable[str]:
         return (
             f"the MPS daemon of {daemon.name} runs (pid {daemon.identity.pid}), and none of its GPUs is on this node: "
-            "gpufrac mpsd cleanup ends it"
+            + (HOLDERS_FIRST if self._is_busy(daemon) else "it is being ended")
             for daemon in self._daemons.values()
             if daemon.identity is not None and not self._members(daemon)
         )

@@ -56,6 +56,8 @@ resources:
     {resource}
 {node}
 mps: {{runRoot: {self.run_root}, logRoot: {self.root}/log}}
+cdi: {{directory: {self.root}/cdi}}
+kubelet: {{root: {self.root}/kubelet}}
 stateRoot: {self.root}/state
 backend: simulated
 simulated: {{gpus: [{gpus}], driver: {self.version}}}

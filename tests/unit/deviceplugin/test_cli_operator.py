@@ -1,6 +1,7 @@
 """The operator's commands against sockets with a real broker behind them: what they do, say, and exit with."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from deviceplugin.ids import device_id
 from deviceplugin.status import PluginStatus
 from mpsd.errors import ConfigError, NotReachableError
 from mpsd.localapi.server import LocalServer
-from mpsd.snapshot import DaemonState, GpuClient, GpuClients, Snapshot
+from mpsd.processlock import ProcessLock
+from mpsd.snapshot import CleanedUp, DaemonState, GpuClient, GpuClients, Snapshot
 from tests.builders import config, fixed, reported, resource, snapshot, uuid
+from tests.places import places
 from tests.world import World
 
 CONFIG = config(resource("a", fixed(8)), resource("pair", fixed(8), groups=("pair0",)), groups=(("pair0", (1, 2)),))
@@ -90,9 +93,9 @@ class FakeNode:
             self.looked_up = {}
         return self.ended
 
-    def _cleanup(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _cleanup(self, _: dict[str, Any]) -> CleanedUp:
         self.cleaned.append(True)
-        return {"left": self.left}
+        return CleanedUp(left=tuple(self.left), places=places(Path(self.root)))
 
     def _replace(self, params: dict[str, Any]) -> None:
         if self.refusal:
@@ -643,13 +646,29 @@ def test_cleanup_asks_and_says_what_to_stop_first(node: FakeNode, monkeypatch: p
 @pytest.mark.parametrize("output", ["table", "json"])
 def test_cleanup_names_what_is_left(node: FakeNode, left: list[str], output: str) -> None:
     node.left = left
+    node.plugin.close()
     got = node.run("mpsd", "cleanup", "--yes", "-o", output)
     assert (got.exit_code, node.cleaned) == (1 if left else 0, [True])
     if output == "json":
         error = {"error": "cannot leave the node as it was found: GPU 0: its compute mode"}
-        assert json.loads(got.stdout) == (error if left else {"left": left})
+        clean = {"left": left, "directories": [f"{node.root}/log", f"{node.root}/run", f"{node.root}/state"]}
+        assert json.loads(got.stdout) == (error if left else clean)
     node.mpsd.close()
     assert node.run("mpsd", "cleanup", "--yes").exit_code == 3
+
+
+def test_cleanup_does_not_say_that_the_node_is_as_found_while_a_plugin_runs(node: FakeNode) -> None:
+    got = node.run("mpsd", "cleanup", "--yes")
+    assert got.exit_code == 1
+    assert "gpufrac plugin runs, so its CDI files and records stay" in got.stderr
+    assert "as it was found:" not in got.stdout
+    node.plugin.close()
+    with ProcessLock(node.root, "plugin", wait_s=0, stop=threading.Event()):  # it hangs
+        got = node.run("mpsd", "cleanup", "--yes")
+    assert (got.exit_code, "gpufrac plugin runs" in got.stderr) == (1, True)
+    got = node.run("mpsd", "cleanup", "--yes")
+    assert (got.exit_code, got.stderr) == (0, "")
+    assert "The node is as it was found" in got.stdout
 
 
 @pytest.mark.parametrize("command", [["replace", "0"], ["cleanup", "--yes"]])
@@ -663,6 +682,7 @@ def test_commands_of_mpsd_find_the_node_by_its_config(node: FakeNode, command: l
     )
     where = ["--config", str(path)]
     arguments = ["mpsd", *where, *command] if before else ["mpsd", *command, *where]
+    node.plugin.close()
     got = CliRunner().invoke(cli, arguments)
     assert got.exit_code == 0, got.output
 

@@ -1005,6 +1005,30 @@ def test_cleanup_before_any_gpu_is_known_ends_what_is_recorded_and_names_the_res
         assert "kill" in bench.host.verbs(ONE)
 
 
+def test_a_daemon_whose_gpus_are_gone_ends_with_what_was_granted_there_and_nothing_else_does(
+    short_tmp: Path, watchless: None
+) -> None:
+    old = DaemonIdentity(boot_id="boot", pid=2**22 + 3, start_time=1, process_group=0, pipe_directory="/p", gpus=(TWO,))
+    state = StateFile(f"{short_tmp}/state/mpsd.json", "boot")
+    state.record_daemon(TWO, old)
+    state.record_desired(bind(TWO))
+    bench = Bench(short_tmp, FAST)
+    bench.host.adoptable[TWO] = old
+    bench.host.on_quit = bench.exits
+    with running(bench):
+        bench.supervisor.inventory_changed(inventory(state_of(ONE)))
+        bench.until_daemon(ONE, DaemonState.READY)
+        (said,) = bench.until(lambda s: bool(s.warnings)).warnings
+        assert said == (
+            f"the MPS daemon of {TWO} runs (pid {old.pid}), and none of its GPUs is on this node: it ends by "
+            "itself once nothing granted on them is left: delete the pods that `gpufrac allocations` names for it"
+        )
+        bench.supervisor.apply(Desired())
+        bench.host.await_call("kill", TWO)
+        bench.until(lambda s: not s.warnings)
+        assert "quit" not in bench.host.verbs(ONE)
+
+
 def test_a_foreign_process_is_seen_after_the_gpu_was_bound_once(short_tmp: Path, watchless: None) -> None:
     StateFile(f"{short_tmp}/state/mpsd.json", "boot").record_desired(bind(ONE))
     with running(Bench(short_tmp, CALM)) as bench, gpu_user(None) as pid:
