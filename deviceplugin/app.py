@@ -18,6 +18,7 @@ from deviceplugin.drains import Drains
 from deviceplugin.gpudevices import Choice, DeviceChooser
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.ledger import Ledger
+from deviceplugin.toolkit import Toolkit
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.errors import ConfigError, GpufracError
@@ -79,7 +80,7 @@ def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:
     for problem in broker.problems:
         log.error("a record is not usable", problem=problem)
     broker.restore(known.gpus, known.hard_limits)
-    devices = DeviceChooser(broker, scan, Choice(known.gpu_kind, hooked=known.hooked))
+    devices = DeviceChooser(broker, scan, Choice(known.gpu_kind, hooked=known.hooked), Toolkit().hooks)
     devices.choose()
     broker.publish()
     sessions = Sessions(os.path.join(config.kubelet_root, "device-plugins"), broker, late)

@@ -1,4 +1,5 @@
-"""Where containers get their GPU device nodes: from the node's own NVIDIA CDI specs, or from the nvidia runtime.
+"""Where containers get their GPU device nodes: from the node's own NVIDIA CDI specs, or from the nvidia runtime, which
+injects CDI devices itself by NVIDIA_VISIBLE_DEVICES, and with them the hook for memory limits where its toolkit has it.
 
 Decided before registering and kept once found: the kubelet replays an answer for a pod's whole life, and after a reboot
 the specs in /var/run/cdi come back late. Where memory limits can be hard, a kind with the toolkit's hook that sets them
@@ -22,11 +23,13 @@ log = get_logger("plugin")
 
 RESCAN_S = 30.0
 STATIC_DIRECTORY = "/etc/cdi"
+RUNTIME = ""
+"""Stands for a CDI kind: the nvidia runtime makes the devices."""
 
 
 class Choice(msgspec.Struct, frozen=True):
     """`kind` is empty for NVIDIA_VISIBLE_DEVICES. `trouble`: GPU -> why it can't be given to a container now. `hooked`:
-    the kinds that set memory limits on every GPU."""
+    the kinds that set memory limits on every GPU, the empty one among them where the nvidia runtime does."""
 
     kind: str
     reason: str = ""
@@ -34,24 +37,39 @@ class Choice(msgspec.Struct, frozen=True):
     trouble: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-def choose(setting: GpuDevices, registry: Registry, uuids: Sequence[str], before: Choice, *, hard: bool) -> Choice:
+def choose(
+    setting: GpuDevices,
+    registry: Registry,
+    uuids: Sequence[str],
+    before: Choice,
+    *,
+    hard: bool,
+    toolkit: bool | None = None,
+) -> Choice:
     """The kind that carries all GPUs (pure).
 
     Args:
         before: chosen by an earlier scan or run.
         hard: memory limits can be hard, given a kind that sets them.
+        toolkit: whether the nvidia runtime injects the toolkit's hook, None where its version is not known.
     """
-    if setting is GpuDevices.ENVVAR:
-        return Choice("", "as configured: the nvidia runtime makes devices from NVIDIA_VISIBLE_DEVICES")
     if not uuids:
-        return Choice(before.kind, "no GPU is known yet", before.hooked)
+        kind = "" if setting is GpuDevices.ENVVAR else before.kind
+        return Choice(kind, "no GPU is known yet", before.hooked)
     found = find_gpu_kind(registry, uuids, prefer_hooked=hard)
+    # A toolkit that writes the hook into a spec has it in its runtime, too.
+    hooks = bool(found.hooked) or bool(toolkit) or (toolkit is None and not found.kind and RUNTIME in before.hooked)
+    hooked = found.hooked | {RUNTIME} if hooks else found.hooked
+    if setting is GpuDevices.ENVVAR:
+        return Choice(RUNTIME, "as configured: the nvidia runtime makes devices from NVIDIA_VISIBLE_DEVICES", hooked)
     if found.kind:
-        return Choice(found.kind, hooked=found.hooked)
+        return Choice(found.kind, hooked=hooked)
     why = "; ".join(dict.fromkeys(found.reasons.values()))
     if setting is GpuDevices.AUTO and not before.kind:
         return Choice(
-            "", f"no CDI kind names every GPU, so the nvidia runtime must make them from NVIDIA_VISIBLE_DEVICES: {why}"
+            RUNTIME,
+            f"no CDI kind names every GPU, so the nvidia runtime must make them from NVIDIA_VISIBLE_DEVICES: {why}",
+            hooked,
         )
     # What its specs will carry when they are back is what they carried before.
     return Choice(before.kind or GPU_KINDS[0], why, before.hooked, dict(found.reasons))
@@ -63,12 +81,22 @@ class DeviceChooser:
     Args:
         scan: reads the CDI directories it is given.
         before: what an earlier run chose.
+        toolkit: whether the nvidia runtime injects the hook for memory limits; may take seconds, so it is asked when it
+            is due only, never on the way to a registration.
     """
 
-    def __init__(self, broker: Broker, scan: Callable[[Sequence[str]], Registry], before: Choice) -> None:
-        self._broker, self._scan = broker, scan
+    def __init__(
+        self,
+        broker: Broker,
+        scan: Callable[[Sequence[str]], Registry],
+        before: Choice,
+        toolkit: Callable[[], bool | None] = lambda: None,
+    ) -> None:
+        self._broker, self._scan, self._toolkit = broker, scan, toolkit
+        self._toolkit_hooks = True if RUNTIME in before.hooked else None
         self.choice = before
         self._next_s = 0.0
+        self._asked = False
         self._lock = threading.Lock()
 
     def choose(self, snapshot: Snapshot | None = None) -> None:
@@ -85,7 +113,9 @@ class DeviceChooser:
         self._next_s = time.monotonic() + RESCAN_S
         uuids = [gpu.info.uuid for gpu in gpus if not gpu.not_shared]
         registry = self._scan((STATIC_DIRECTORY, config.cdi.directory))
-        choice = choose(config.cdi.gpu_devices, registry, uuids, self.choice, hard=not limits.missing)
+        choice = choose(
+            config.cdi.gpu_devices, registry, uuids, self.choice, hard=not limits.missing, toolkit=self._toolkit_hooks
+        )
         if choice.trouble and choice != self.choice:
             log.error("GPUs can't be given to containers", kind=choice.kind, reason=choice.reason)
         self.choice = choice
@@ -93,5 +123,10 @@ class DeviceChooser:
 
     def choose_if_due(self) -> None:
         """Looks again after RESCAN_S: specs come and go with driver updates."""
-        if time.monotonic() >= self._next_s:
-            self.choose()
+        if time.monotonic() < self._next_s and self._asked:
+            return
+        self._asked = True
+        hooks = self._toolkit()
+        with self._lock:
+            self._toolkit_hooks = hooks
+        self.choose()

@@ -379,7 +379,9 @@ def plugin_status(
         gone_drained={uuid: drain.text for uuid, drain in inspection.drained.items() if uuid not in gpus},
         resources=resource_statuses(inspection, sessions),
         allocations=allocation_statuses(inspection, report),
-        hard_limits=f"no: {why}" if why else f"yes ({inspection.hard.limits.backend}, set by {inspection.hard.kind})",
+        hard_limits=f"no: {why}"
+        if why
+        else f"yes ({inspection.hard.limits.backend}, set by {inspection.hard.kind or 'the nvidia runtime'})",
         limit_drifts=report.limit_drifts,
         state_root=state_root,
         runtime=runtime,

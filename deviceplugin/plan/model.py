@@ -65,11 +65,11 @@ class HardAbility(msgspec.Struct, frozen=True):
     """Whether containers can be held to memory limits by their cgroups: what mpsd proved, and who sets the limits
     before a container's process starts.
 
-    `kind` is the CDI kind that new containers get their GPUs from, empty for none; `hooked` are the kinds that carry
-    the toolkit's hook for every GPU. `starts_wait`: the runtime keeps a program from starting when we say so, so that
-    annotated containers, whose limits we set ourselves, need no hook; others need the runtime to take our CDI devices
-    (`takes_cdi`). `cdi_loses`: why the environment that we give a share may be beaten by its pod's or image's, empty
-    where it is not known to be.
+    `kind` is the CDI kind that new containers get their GPUs from, empty for the nvidia runtime; `hooked` are the kinds
+    that carry the toolkit's hook for every GPU, the empty one among them where the nvidia runtime injects it.
+    `starts_wait`: the runtime keeps a program from starting when we say so, so that annotated containers, whose limits
+    we set ourselves, need no hook; others need the runtime to take our CDI devices (`takes_cdi`). `cdi_loses`: why the
+    environment that we give a share may be beaten by its pod's or image's, empty where it is not known to be.
     """
 
     limits: HardLimits = HardLimits()
@@ -93,12 +93,14 @@ class HardAbility(msgspec.Struct, frozen=True):
 
     def no_setter(self, kind: str) -> str:
         """Why nobody sets the limits of a container with GPUs of this kind, empty when the hook does."""
-        if not kind:
-            return (
-                "nothing is known to set limits: GPU devices come from the nvidia runtime (NVIDIA_VISIBLE_DEVICES), "
-                "whose hooks can't be seen: have CDI specs generated and use `cdi.gpuDevices: cdi`"
-            )
         if kind not in self.hooked:
+            if not kind:
+                return (
+                    "nothing is known to set limits: GPU devices come from the nvidia runtime "
+                    "(NVIDIA_VISIBLE_DEVICES), which sets them from container toolkit 1.20.1 on, and that is not found "
+                    f"here (no `nvidia-ctk` of that version, no CDI spec with the hook `{MEMORY_HOOK}`): upgrade it, "
+                    "or have CDI specs with the hook generated and use `cdi.gpuDevices: cdi`"
+                )
             return (
                 f"nothing sets limits: CDI kind {kind} has no hook `{MEMORY_HOOK}` on every GPU: use a container "
                 "toolkit and device plugin that write it"
@@ -113,6 +115,8 @@ class HardAbility(msgspec.Struct, frozen=True):
             return msgspec.structs.replace(own, kind=NRI_SETTER, hooked=frozenset((NRI_SETTER,)))
         if self.takes_cdi or not self.kind or not self.known:
             return own
+        if "" in self.hooked:
+            return msgspec.structs.replace(own, kind="")  # their GPUs come by NVIDIA_VISIBLE_DEVICES
         return msgspec.structs.replace(own, limits=HardLimits(missing=(*self.limits.missing, NO_CDI_OF_PLUGINS)))
 
     def hoped(self) -> "HardAbility":

@@ -48,7 +48,7 @@ def hard_objection(allocation: Allocation, hard: HardAbility) -> str:
     if now is allocation:
         if allocation.container is not None and hard.starts_wait:
             return ""
-        if allocation.container is not None and hard.kind and not allocation.gpu_kind:
+        if allocation.container is not None and hard.kind and not allocation.gpu_kind and "" not in hard.hooked:
             return NO_CDI_OF_PLUGINS  # others get their GPUs by CDI
         return hard.no_setter(allocation.gpu_kind)
     missing = "; ".join(hard.limits.missing)

@@ -128,7 +128,7 @@ class StubKubelet:
     Args:
         root: the kubelet's directory; `device-plugins/`, `pod-resources/` and `pods/` are made below it.
         cdi_directories: of the container runtime, lowest priority first.
-        gpus, nvidia_runtime, simulation_directory, nri, nri_cdi, cdi_wins: see Runtime.
+        gpus, nvidia_runtime, nvidia_hook, simulation_directory, nri, nri_cdi, cdi_wins: see Runtime.
         cri_socket: where the container runtime is asked what it is and to stop a container; empty: nowhere.
         runtime: its name and version.
         call_timeout_s: bounds a plugin's calls; None as in a real kubelet.
@@ -142,6 +142,7 @@ class StubKubelet:
         *,
         gpus: Sequence[str] = (),
         nvidia_runtime: bool = True,
+        nvidia_hook: bool = False,
         simulation_directory: str = "",
         nri: NriFactory | None = None,
         nri_cdi: bool = True,
@@ -160,6 +161,7 @@ class StubKubelet:
             cdi_directories,
             gpus,
             nvidia_runtime=nvidia_runtime,
+            nvidia_hook=nvidia_hook,
             simulation_directory=simulation_directory,
             nri=nri,
             nri_cdi=nri_cdi,

@@ -295,6 +295,7 @@ class SimulatedNode:
             (self.config.cdi.directory,),
             gpus=self._uuids,
             nvidia_runtime=self.config.cdi.gpu_devices is GpuDevices.ENVVAR or not takes_cdi(self._runtime),
+            nvidia_hook=hooked,
             simulation_directory=self.simulation_directory,
             nri=self._serve_nri if self._nri else None,
             nri_cdi=takes_cdi(self._runtime),

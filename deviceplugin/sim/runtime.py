@@ -214,6 +214,7 @@ class Runtime:
         cdi_directories: lowest priority first.
         gpus: UUIDs by index: `/dev/nvidia<index>` is that GPU.
         nvidia_runtime: whether the nvidia runtime is there as well and makes devices from NVIDIA_VISIBLE_DEVICES.
+        nvidia_hook: whether with these it injects the memory hook, as from container toolkit 1.20.1 on.
         simulation_directory: of the simulated driver, for CUDA clients; empty for none.
         nri: makes its side of NRI; None: it has none.
         nri_cdi: whether it knows the CDI devices of NRI adjustments; an older one drops them in silence.
@@ -226,12 +227,13 @@ class Runtime:
         gpus: Sequence[str] = (),
         *,
         nvidia_runtime: bool = True,
+        nvidia_hook: bool = False,
         simulation_directory: str = "",
         nri: NriFactory | None = None,
         nri_cdi: bool = True,
         cdi_wins: bool = True,
     ) -> None:
-        self._cdi_wins = cdi_wins
+        self._cdi_wins, self._nvidia_hook = cdi_wins, nvidia_hook
         self._cdi_directories = tuple(cdi_directories)
         self._gpus = tuple(gpus)
         self._nvidia_runtime = nvidia_runtime
@@ -288,7 +290,7 @@ class Runtime:
         try:
             cgroup = self._make_cgroup(*where, edits)
             try:
-                for number, hook in enumerate(edits.hooks):
+                for number, hook in enumerate((*edits.hooks, *self._injected_hooks(edits))):
                     self._run_hook(number, hook, edits.env, cgroup)
                 self._ask_start(created.id)
                 process, env = self._spawn(created, to_completion=to_completion)
@@ -395,6 +397,11 @@ class Runtime:
                 f"stderr: {error}"
             ) from error
 
+    def _injected_hooks(self, edits: Edits) -> list[Mapping[str, Any]]:
+        """Those that the nvidia runtime adds for the GPUs it makes itself."""
+        uuids = self._made_by_nvidia_runtime(edits) if self._nvidia_hook else ()
+        return [{"args": list(_memory_hook(uuid).args)} for uuid in uuids]
+
     def _spawn(self, created: Created, *, to_completion: bool) -> "tuple[subprocess.Popen[bytes], dict[str, str]]":
         env = {**created.edits.env, **self._isolation(created)}
         try:
@@ -426,11 +433,15 @@ class Runtime:
         """The GPUs a container sees: those with device nodes, and those the nvidia runtime would add."""
         paths = {str(node.get("path")) for node in edits.device_nodes}
         given = {uuid for index, uuid in enumerate(self._gpus) if f"/dev/nvidia{index}" in paths}
-        visible = edits.env.get("NVIDIA_VISIBLE_DEVICES", "")
-        if self._nvidia_runtime and visible not in _NONE_VISIBLE:
-            asked = set(visible.split(","))
-            given |= {u for i, u in enumerate(self._gpus) if "all" in asked or u in asked or str(i) in asked}
+        given.update(self._made_by_nvidia_runtime(edits))
         return [uuid for uuid in self._gpus if uuid in given]
+
+    def _made_by_nvidia_runtime(self, edits: Edits) -> list[str]:
+        visible = edits.env.get("NVIDIA_VISIBLE_DEVICES", "")
+        if not self._nvidia_runtime or visible in _NONE_VISIBLE:
+            return []
+        asked = set(visible.split(","))
+        return [u for i, u in enumerate(self._gpus) if "all" in asked or u in asked or str(i) in asked]
 
 
 def _rpc(error: NriError) -> str:

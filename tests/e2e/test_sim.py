@@ -446,3 +446,30 @@ def test_on_a_runtime_where_the_pod_beats_its_cdi_device_no_limit_is_promised_th
         offered = report["node"]["resources"][RESOURCE]
         assert offered["allocatable"] == 0
         assert "CRI-O 1.34" in offered["reason"]
+
+
+ENVVAR = f"""
+apiVersion: gpufrac.dev/v1
+kind: NodeConfig
+cdi: {{gpuDevices: envvar}}
+resources:
+  - {{name: {RESOURCE}, memory: {{request: 8Gi}}, compute: {{mode: time-slicing}}, enforcement: hard}}
+"""
+
+
+@pytest.mark.parametrize("hook", [True, False])
+def test_limits_are_hard_with_envvar_where_the_nvidia_runtime_sets_them(tmp_path: Path, hook: bool) -> None:
+    (tmp_path / "node.yaml").write_text(ENVVAR)
+    options = [
+        "--config",
+        str(tmp_path / "node.yaml"),
+        "--driver",
+        "615.71.09",
+        *([] if hook else ["--no-memory-hook"]),
+    ]
+    code, report = run(*options, text=pod("p"))
+    assert (code == 0) is hook
+    if hook:
+        assert report["pods"][0]["containers"][0]["allocation"]["enforcement"] == "hard"
+    else:
+        assert "1.20.1" in report["node"]["resources"][RESOURCE]["reason"]

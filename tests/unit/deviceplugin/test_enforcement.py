@@ -50,7 +50,7 @@ ROWS = {
     "cgroups": Row(missing("no cgroup v2"), PLAIN, ("cooperative", "none"), "no cgroup v2"),
     "calls": Row(missing("calls refused"), PLAIN, ("cooperative", "none"), "calls refused"),
     "hook": Row(HardAbility(CAN, PLAIN_KIND, frozenset()), PLAIN, ("cooperative", "none"), "no hook `apply-cuda"),
-    "cdi": Row(HardAbility(CAN, "", frozenset({HOOKED_KIND})), PLAIN, ("cooperative", "none"), "use `cdi.gpuDevices"),
+    "cdi": Row(HardAbility(CAN, "", frozenset({HOOKED_KIND})), PLAIN, ("cooperative", "none"), "1.20.1"),
     "protocol-3": Row(HARD, ("shared", "hard", "free", "sliced"), ("hard", "hard"), "protocol 3", protocol=2),
     "delivery-cdi": Row(HARD, ("free",), ("none", "none"), "cdi.delivery: both", delivery=Delivery.BOTH),
     "runtime": Row(

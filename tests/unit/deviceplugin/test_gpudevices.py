@@ -3,15 +3,18 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from cdi.model import ContainerEdits, Device, Hook, Spec
 from cdi.registry import MEMORY_HOOK, Registry
-from deviceplugin.gpudevices import Choice, DeviceChooser, choose
-from mpsd.config.model import GpuDevices
+from deviceplugin.gpudevices import RUNTIME, Choice, DeviceChooser, choose
+from deviceplugin.plan.model import HardAbility
+from deviceplugin.toolkit import Toolkit
+from mpsd.config.model import CdiConfig, GpuDevices
 from mpsd.snapshot import HardLimits
 from tests.builders import CAN, CANNOT, HOOKED_KIND, PLAIN_KIND, snapshot, uuid
 from tests.unit.cdi.support import env_spec, registry_of
-from tests.world import World
+from tests.world import CONFIG, World
 
 UUIDS = (uuid(0), uuid(1))
 HOOK = ContainerEdits(hooks=(Hook("createRuntime", "/usr/bin/nvidia-ctk", ("nvidia-ctk", "hook", MEMORY_HOOK)),))
@@ -51,7 +54,71 @@ def test_a_young_mpsd_that_has_not_looked_yet_takes_no_better_kind_away(short_tm
     world.ledger.close()
 
 
-def test_before_any_gpu_is_known_nothing_is_forgotten_and_envvar_sets_no_limits() -> None:
-    assert choose(GpuDevices.AUTO, registry_of(), (), BEFORE, hard=True).hooked == BEFORE.hooked
-    got = choose(GpuDevices.ENVVAR, registry_of(HOOKED), UUIDS, BEFORE, hard=True)
-    assert (got.kind, got.hooked) == ("", frozenset())
+def test_before_any_gpu_is_known_nothing_is_forgotten() -> None:
+    for setting in (GpuDevices.AUTO, GpuDevices.ENVVAR):
+        assert choose(setting, registry_of(), (), BEFORE, hard=True).hooked == BEFORE.hooked
+    assert choose(GpuDevices.ENVVAR, registry_of(), (), BEFORE, hard=True).kind == RUNTIME
+
+
+@pytest.mark.parametrize(
+    ("registry", "toolkit", "before", "sets"),
+    [
+        (registry_of(HOOKED), None, Choice(""), True),  # who writes it into a spec injects it, too
+        (registry_of(PLAIN), None, Choice(""), False),
+        (registry_of(), None, Choice(""), False),
+        (registry_of(), True, Choice(""), True),
+        (registry_of(PLAIN), True, Choice(""), True),
+        (registry_of(), False, Choice("", hooked=frozenset({RUNTIME})), False),
+        (registry_of(), None, Choice("", hooked=frozenset({RUNTIME})), True),  # specs come back late after a reboot
+        (registry_of(PLAIN), None, Choice("", hooked=frozenset({RUNTIME})), False),
+    ],
+)
+def test_the_nvidia_runtime_sets_limits_where_its_toolkit_has_the_hook(
+    registry: Registry, toolkit: bool | None, before: Choice, sets: bool
+) -> None:
+    got = choose(GpuDevices.ENVVAR, registry, UUIDS, before, hard=True, toolkit=toolkit)
+    assert got.kind == RUNTIME
+    assert (RUNTIME in got.hooked) is sets
+    ability = HardAbility(CAN, got.kind, got.hooked)
+    assert (ability.missing == ()) is sets
+    assert sets or "1.20.1" in ability.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("says", "hooks"),
+    [
+        ("NVIDIA Container Toolkit CLI version 1.20.1\ncommit: abc", True),
+        ("NVIDIA Container Toolkit CLI version 1.21.0-rc.1", True),
+        ("NVIDIA Container Toolkit CLI version 1.20.0", False),
+        ("NVIDIA Container Toolkit CLI version 1.17.8", False),
+        ("what?", None),
+    ],
+)
+def test_the_version_of_a_toolkit_is_asked_once_until_its_program_changes(
+    short_tmp: Path, says: str, hooks: bool | None
+) -> None:
+    program, count = short_tmp / "nvidia-ctk", short_tmp / "count"
+    program.write_text(f"#!/bin/sh\necho >> {count}\ncat <<E\n{says}\nE\n")
+    program.chmod(0o755)
+    toolkit = Toolkit(str(program))
+    assert [toolkit.hooks(), toolkit.hooks()] == [hooks, hooks]
+    assert len(count.read_text().splitlines()) == 1
+    program.unlink()
+    assert Toolkit(str(program)).hooks() is None
+
+
+def test_a_toolkit_is_not_asked_on_the_way_to_a_registration(short_tmp: Path) -> None:
+    asked: list[bool] = []
+
+    def hooks() -> bool:
+        asked.append(True)
+        return True
+
+    world = World(short_tmp, structs.replace(CONFIG, cdi=CdiConfig(gpu_devices=GpuDevices.ENVVAR)))
+    chooser = DeviceChooser(world.broker, lambda _: registry_of(PLAIN), Choice(""), hooks)
+    chooser.choose()
+    assert (asked, chooser.choice.hooked) == ([], frozenset())
+    for _ in range(2):
+        chooser.choose_if_due()
+    assert (asked, chooser.choice.hooked) == ([True], frozenset({RUNTIME}))
+    world.ledger.close()
