@@ -13,6 +13,7 @@ from mpsd.config.document import checked_text, compose, read_config
 from mpsd.config.model import API_VERSION, KIND, NodeConfig
 from mpsd.config.problems import ConfigErrors, ConfigProblem
 from mpsd.config.resources import read_resources
+from mpsd.config.roots import overlaps
 from mpsd.config.sections import plain_sections
 from mpsd.config.selection import read_gpus
 from mpsd.config.value import Value
@@ -84,6 +85,10 @@ def _node_config(root: Value) -> NodeConfig | None:
         config = msgspec.structs.replace(config, resources=resources)
     elif not annotated:
         root.missing("resources", "a list with at least one resource")
+    for key, owner, rule in overlaps(config):
+        section = entries.get(key.partition(".")[0]) or entries.get(owner.partition(".")[0])
+        if section is not None:
+            section.note(rule if section.path == key else f"{key} {rule}", show=False)
     if "simulated" in entries and config.backend != "simulated":
         entries["simulated"].note("is only possible with backend: simulated")
     return config

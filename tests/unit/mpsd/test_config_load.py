@@ -143,6 +143,54 @@ def resource(**changes: str) -> str:
     return HEAD + "resources:\n  - " + "\n    ".join(lines) + "\n"
 
 
+SEEN = "container runtimes read what is in it"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("stateRoot: /var/run/cdi/state", f"must not lie in cdi.directory (/var/run/cdi): {SEEN}"),
+        ("stateRoot: /run/cdi", f"must not lie in cdi.directory (/var/run/cdi): {SEEN}"),
+        ("cdi: {directory: /var/lib/gpufrac}", f"stateRoot must not lie in cdi.directory (/var/lib/gpufrac): {SEEN}"),
+        (
+            "mps: {logRoot: /etc/cdi/log}\ncdi: {directory: /etc/cdi}",
+            f"mps.logRoot must not lie in cdi.directory (/etc/cdi): {SEEN}",
+        ),
+        ("mps: {runRoot: /var/run/cdi/g}", f"mps.runRoot must not lie in cdi.directory (/var/run/cdi): {SEEN}"),
+        (
+            "stateRoot: /run/gpufrac/mps/state",
+            "must not lie in mps.runRoot (/run/gpufrac/mps): tenants see what is below its mps/",
+        ),
+        ("cdi: {directory: /run/gpufrac/mps}", "cdi.directory must not lie in mps.runRoot (/run/gpufrac/mps)"),
+        ("cdi: {directory: /var/lib/gpufrac/plugin/allocations}", "cdi.directory must not lie in stateRoot"),
+        ("mps: {runRoot: /var/lib/gpufrac/plugin/run}", "mps.runRoot must not lie in stateRoot"),
+        (
+            "stateRoot: /var/lib/kubelet/pods",
+            "must not lie in kubelet.root (/var/lib/kubelet/pods): its pods/ is the kubelet's",
+        ),
+        ("mps: {logRoot: /var/lib/kubelet/device-plugins/log}", "mps.logRoot must not lie in kubelet.root"),
+        ("kubelet: {root: /run/gpufrac/mps/kubelet}", "kubelet.root must not lie in mps.runRoot"),
+    ],
+)
+def test_directories_that_others_read_or_clean_hold_none_of_ours(text: str, problem: str) -> None:
+    assert problem in the_problem(f"{MINIMAL}{text}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "stateRoot: /var/run/cdi-state",
+        "stateRoot: /run/gpufrac/state",
+        "stateRoot: /run/gpufrac",
+        "mps: {logRoot: /var/lib/gpufrac/log}",
+        "cdi: {directory: /var/lib/gpufrac/cdi}",
+        "stateRoot: /var/lib/kubelet/gpufrac",
+    ],
+)
+def test_other_nestings_do_no_harm(text: str) -> None:
+    parse_config(f"{MINIMAL}{text}\n", "f")
+
+
 def problems(content: str | bytes) -> list[str]:
     """The problems as lines, without the file's name."""
     with pytest.raises(ConfigErrors) as caught:
