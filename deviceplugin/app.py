@@ -16,6 +16,7 @@ from deviceplugin import lastknown
 from deviceplugin.broker import Broker
 from deviceplugin.drains import Drains
 from deviceplugin.gpudevices import Choice, DeviceChooser
+from deviceplugin.instance import lock_files
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.ledger import Ledger
 from deviceplugin.toolkit import Toolkit
@@ -31,8 +32,6 @@ log = get_logger("plugin")
 
 LOCK_WAIT_S = 20.0
 """For an instance that is on its way out, as in a rolling upgrade."""
-SHARED_LOCK = ".gpufrac-plugin.lock"
-"""In directories of others: neither a CDI spec nor a socket, so nobody reads or removes it (kubelet 1.36 verified)."""
 REGISTER_FIRST_S = 0.5
 """How long everything else waits for the first registration."""
 RECHECK_S = 2.0
@@ -59,14 +58,17 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
     return 0
 
 
-def _lock_files(config: NodeConfig) -> list[str]:
+def _lock_files(config: NodeConfig) -> tuple[str, ...]:
     """One in each directory that no other plugin may use, whatever its config is. Those that are ours are made."""
     state = os.path.join(config.state_root, "plugin")
     for directory, mode in ((config.mps.run_root, 0o755), (state, 0o700), (config.cdi.directory, 0o755)):
         make_directory(directory, mode)
-    files = [os.path.join(directory, "plugin.lock") for directory in (config.mps.run_root, state)]
-    shared = (config.cdi.directory, os.path.join(config.kubelet_root, "device-plugins"))
-    return files + [os.path.join(directory, SHARED_LOCK) for directory in shared if os.path.isdir(directory)]
+    return lock_files(
+        config.mps.run_root,
+        config.state_root,
+        config.cdi.directory,
+        os.path.join(config.kubelet_root, "device-plugins"),
+    )
 
 
 def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:

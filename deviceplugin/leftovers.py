@@ -15,7 +15,7 @@ from deviceplugin.plan.model import Allocation
 from mpsd.errors import GpufracError
 from mpsd.snapshot import Places
 
-STATE_FILES = ("node.json", "drains.json")
+STATE_FILES = ("node.json", "drains.json", "plugin.lock")
 """Beside the ledger; they mean nothing without the plugin."""
 
 

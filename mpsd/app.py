@@ -76,12 +76,12 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
     return 0
 
 
-def _lock_files(config: NodeConfig) -> list[str]:
+def _lock_files(config: NodeConfig) -> tuple[str, ...]:
     """One in each directory that no other mpsd may use, whatever its config is. The directories are made."""
     roots = (config.mps.run_root, config.state_root, config.mps.log_root)
     for directory in roots:
         make_directory(directory, 0o755)
-    return [os.path.join(directory, "mpsd.lock") for directory in roots]
+    return tuple(os.path.join(directory, "mpsd.lock") for directory in roots)
 
 
 def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:

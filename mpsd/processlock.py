@@ -5,7 +5,6 @@ There is one in every directory that two instances must not share, not only wher
 
 import os
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from mpsd.errors import GpufracError
@@ -33,9 +32,9 @@ class ProcessLock:
         LockFileError: on entry: there can be no lock at a path.
     """
 
-    def __init__(self, name: str, paths: Sequence[str], *, wait_s: float, stop: Stop) -> None:
+    def __init__(self, name: str, paths: tuple[str, ...], *, wait_s: float, stop: Stop) -> None:
         self._name = name
-        self._paths = tuple(paths)
+        self._paths = paths
         self._wait_s = wait_s
         self._stop = stop
         self._held = ExitStack()

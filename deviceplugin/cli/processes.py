@@ -1,8 +1,10 @@
 """`gpufrac mpsd` and `gpufrac plugin`: the two long-lived processes."""
 
+import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -88,12 +90,18 @@ def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: 
 
 def _clear_plugin(root: str, places: "Places") -> list[str]:
     """Removes what the plugin left, if none runs; what is still there."""
+    from deviceplugin.instance import lock_files
     from deviceplugin.leftovers import clear
     from mpsd.processlock import ProcessLock, ProcessLockError
 
+    locks = lock_files(root, places.state_root, places.cdi_directory, places.device_plugins)
     try:
-        with ProcessLock(root, "plugin", wait_s=0.0, stop=threading.Event()):
-            return clear(places)
+        with ProcessLock("plugin", locks, wait_s=0.0, stop=threading.Event()):
+            left = clear(places)
+            for path in () if left else locks:
+                with suppress(OSError):
+                    os.unlink(path)
+            return left
     except ProcessLockError:
         return [PLUGIN_RUNS]
 

@@ -663,7 +663,7 @@ def test_cleanup_does_not_say_that_the_node_is_as_found_while_a_plugin_runs(node
     assert "gpufrac plugin runs, so its CDI files and records stay" in got.stderr
     assert "as it was found:" not in got.stdout
     node.plugin.close()
-    with ProcessLock(node.root, "plugin", wait_s=0, stop=threading.Event()):  # it hangs
+    with ProcessLock("plugin", (f"{node.root}/plugin.lock",), wait_s=0, stop=threading.Event()):  # it hangs
         got = node.run("mpsd", "cleanup", "--yes")
     assert (got.exit_code, "gpufrac plugin runs" in got.stderr) == (1, True)
     got = node.run("mpsd", "cleanup", "--yes")

@@ -22,7 +22,7 @@ class Never:
 
 
 def lock(*paths: Path) -> ProcessLock:
-    return ProcessLock("plugin", [str(path) for path in paths], wait_s=0.0, stop=Never())
+    return ProcessLock("plugin", tuple(str(path) for path in paths), wait_s=0.0, stop=Never())
 
 
 @pytest.mark.parametrize("shared", [0, 1, 2])
