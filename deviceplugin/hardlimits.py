@@ -1,5 +1,6 @@
 """Are the hard limits of running containers in force? Reads them back through mpsd, sets them again where they are not,
-and clears what would leak.
+and clears what would leak. Of containers with another level it reads back that they have no guarantee: a pod that gets
+one for itself past us takes that memory from its neighbours.
 
 A container's limits lie on its cgroup, set by the container toolkit's hook before its process starts. Which cgroup is
 an allocation's is told by our marker in its oldest process. One thread looks (the observer); `report` is replaced
@@ -16,6 +17,7 @@ import msgspec
 from deviceplugin.broker import Broker, Inspection
 from deviceplugin.plan.model import Allocation
 from deviceplugin.presence import Holder
+from deviceplugin.render import CGROUP_LIMITS
 from mpsd.config.model import Enforcement
 from mpsd.errors import GpufracError
 from mpsd.limits.model import same_limit
@@ -89,7 +91,8 @@ class LimitKeeper:
     def look(self) -> None:
         """Looks once: at new containers, and now and then at all."""
         inspection = self._broker.inspect()
-        live = {a.key: a for a in inspection.allocations if a.enforcement is Enforcement.HARD}
+        settable = inspection.hard.settable
+        live = {a.key: a for a in inspection.allocations if settable or a.enforcement is Enforcement.HARD}
         self._clear(live, inspection.vacated)
         if not live or (inspection.hard.known and inspection.hard.limits.missing):
             # A node that lost hard limits has nothing to read back; status says so.
@@ -155,6 +158,8 @@ class LimitKeeper:
         self, allocation: Allocation, query: LimitQuery, reading: LimitReading, before: LimitState
     ) -> LimitState:
         """The state with one more reading."""
+        if allocation.enforcement is not Enforcement.HARD:
+            return self._judge_unheld(query, reading, before)
         if reading.error:
             old = self.report.get(allocation.key, LimitState())
             unknown = before.unknown or f"whether its memory limit is in force can't be told: {reading.error}"
@@ -177,6 +182,18 @@ class LimitKeeper:
         except GpufracError as error:
             done = f"it can't be set again: {error}"
         return LimitState(before.trouble or f"{_wrong(allocation, reading)}: {done}", before.unknown, used_bytes)
+
+    def _judge_unheld(self, query: LimitQuery, reading: LimitReading, before: LimitState) -> LimitState:
+        """Of a container whose limit is not its cgroup's: that may not guarantee it anything."""
+        if reading.error or not reading.soft_bytes:
+            return before
+        done = "taken back"
+        try:
+            self._mpsd.set_limits(query.gpu, query.cgroup, 0, reading.hard_bytes)
+        except GpufracError as error:
+            done = f"it can't be taken back: {error}"
+        had = f"{format_bytes(reading.soft_bytes)} of GPU memory was guaranteed to its cgroup and not granted: {done}"
+        return LimitState(before.trouble or f"{had}; look for {CGROUP_LIMITS[0]} in its pod and image")
 
     def _clear(self, live: Mapping[str, Allocation], vacated: frozenset[str]) -> None:
         """What a cgroup reserves on its ancestors stays there when it goes (MPS memory partitioning), so it is given

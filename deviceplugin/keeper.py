@@ -135,6 +135,8 @@ class Keeper:
         self._push_needed = True
         self._spec_lock = threading.Lock()
         self._attached = threading.Condition(self._spec_lock)
+        self._settable = False
+        """Whether files tell the toolkit's hook a limit at every level."""
         self._observe_lock = threading.Lock()
         self._observed_s = float("-inf")
         self._published: dict[str, Grant] = {}
@@ -238,7 +240,9 @@ class Keeper:
         problems = self._withdraw_all_but(permitted) if settled else []
         deadline_s = self._broker.publish()
         due = not self._verified_s or self._monotonic() - self._verified_s >= VERIFY_S
-        verify = due or bool(self.report.spec_error)
+        settable = self._broker.hard.settable
+        verify = due or bool(self.report.spec_error) or settable != self._settable
+        self._settable = settable
         self._push(again=verify)
         if settled:
             if self._broker.version != version:
@@ -306,7 +310,9 @@ class Keeper:
     def _spec(self, allocation: Allocation, pipe_directory: str) -> Spec:
         mps = self._broker.config.mps
         shared_memory = render.shared_memory(allocation, mps)
-        return render.spec(allocation, pipe_directory, shared_memory, writable=mps.writable_mount)
+        return render.spec(
+            allocation, pipe_directory, shared_memory, writable=mps.writable_mount, settable=self._settable
+        )
 
     def _write(self, allocation: Allocation, pipe_directory: str) -> str:
         try:

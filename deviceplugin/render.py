@@ -41,10 +41,17 @@ def device_name(key: str) -> str:
     return f"s{key}"
 
 
-def spec(allocation: Allocation, pipe_directory: str, shared_memory: str = "", *, writable: bool = False) -> Spec:
-    """The CDI file of one allocation; directories on the host, see `mounts` and `is_read_only`."""
+def spec(
+    allocation: Allocation,
+    pipe_directory: str,
+    shared_memory: str = "",
+    *,
+    writable: bool = False,
+    settable: bool = False,
+) -> Spec:
+    """The CDI file of one allocation; directories on the host, see `environment`, `mounts` and `is_read_only`."""
     edits = ContainerEdits(
-        env=tuple(f"{name}={value}" for name, value in environment(allocation)),
+        env=tuple(f"{name}={value}" for name, value in environment(allocation, settable=settable)),
         mounts=tuple(
             Mount(
                 host_path=host,
@@ -57,8 +64,13 @@ def spec(allocation: Allocation, pipe_directory: str, shared_memory: str = "", *
     return Spec(kind=KIND, devices=(Device(name=device_name(allocation.key), container_edits=edits),))
 
 
-def environment(allocation: Allocation) -> tuple[tuple[str, str], ...]:
-    """The container's environment, in a fixed order."""
+def environment(allocation: Allocation, *, settable: bool = False) -> tuple[tuple[str, str], ...]:
+    """The container's environment, in a fixed order.
+
+    Args:
+        settable: the driver takes memory limits of cgroups. Then the toolkit's hook is told ours whatever the level is,
+            or it would act on the pod's own. Elsewhere it would fail, and no container start.
+    """
     visible = "void" if allocation.gpu_kind else ",".join(allocation.gpus)
     fraction = allocation.limit_bytes / allocation.memory_total_bytes if allocation.memory_total_bytes else 0.0
     pairs = [
@@ -70,10 +82,11 @@ def environment(allocation: Allocation) -> tuple[tuple[str, str], ...]:
         ("GPUFRAC_COMPUTE_MODE", str(allocation.mode)),
         ("GPUFRAC_ENFORCEMENT", str(allocation.enforcement)),
     ]
-    if allocation.enforcement is Enforcement.HARD:
+    if allocation.enforcement is Enforcement.HARD or settable:
         # For the container toolkit's hook, which wants both, in MiB, and reads them before the process starts.
-        pairs.append(("NVIDIA_GPU_MEMORY_REQUEST", str(allocation.soft_bytes // MIB)))
-        pairs.append(("NVIDIA_GPU_MEMORY_LIMIT", str(allocation.limit_bytes // MIB)))
+        pairs += zip(
+            CGROUP_LIMITS, (str(allocation.soft_bytes // MIB), str(allocation.limit_bytes // MIB)), strict=True
+        )
     if allocation.needs_daemon:
         pairs.append(("CUDA_MPS_PIPE_DIRECTORY", CONTAINER_PIPE_DIRECTORY))
     if allocation.mode is Mode.SM_SHARING:
@@ -116,7 +129,7 @@ def shared_memory(allocation: Allocation, mps: MpsConfig) -> str:
     return daemon_dirs(mps, allocation.group).shared_memory if mps.shared_memory else ""
 
 
-def answer(allocation: Allocation, pipe_directory: str, shared_memory: str = "") -> Answer:
+def answer(allocation: Allocation, pipe_directory: str, shared_memory: str = "", *, settable: bool = False) -> Answer:
     """What the kubelet caches and replays for the pod's whole life: names that stay valid until the release."""
     names = tuple(f"{allocation.gpu_kind}={uuid}" for uuid in allocation.gpus) if allocation.gpu_kind else ()
     names = (*names, f"{KIND}={device_name(allocation.key)}")
@@ -125,7 +138,8 @@ def answer(allocation: Allocation, pipe_directory: str, shared_memory: str = "")
         return Answer(names, annotations=annotations)
     # A runtime that ignores CDI still needs the GPUs by name.
     envs = tuple(
-        (k, ",".join(allocation.gpus) if k == "NVIDIA_VISIBLE_DEVICES" else v) for k, v in environment(allocation)
+        (k, ",".join(allocation.gpus) if k == "NVIDIA_VISIBLE_DEVICES" else v)
+        for k, v in environment(allocation, settable=settable)
     )
     return Answer(names, envs, mounts(allocation, pipe_directory, shared_memory), annotations)
 

@@ -14,17 +14,23 @@ RESERVED_ENV = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "GPUFRAC_", "CUD
 
 
 def adjustment(
-    allocation: Allocation, pipe_directory: str, shared_memory: str = "", *, writable: bool, by_cdi: bool
+    allocation: Allocation,
+    pipe_directory: str,
+    shared_memory: str = "",
+    *,
+    writable: bool,
+    by_cdi: bool,
+    settable: bool = False,
 ) -> Adjustment:
     """Everything a container of the allocation needs.
 
     Args:
-        pipe_directory, shared_memory, writable: see render.spec.
+        pipe_directory, shared_memory, writable, settable: see render.spec.
         by_cdi: devices and mounts come from CDI files; else the mounts are given here, and the nvidia runtime makes
             devices from NVIDIA_VISIBLE_DEVICES. The environment is given here in both cases: what stands in the spec
             already is removed, whether before or after the runtime injects CDI devices.
     """
-    env = render.environment(allocation)
+    env = render.environment(allocation, settable=settable)
     if by_cdi:
         mounts: tuple[Mount, ...] = ()
     else:
@@ -45,14 +51,15 @@ def adjustment(
     )
 
 
-def lowered(allocation: Allocation, *, by_cdi: bool) -> Adjustment:
+def lowered(allocation: Allocation, *, by_cdi: bool, settable: bool = False) -> Adjustment:
     """What changes in a container of a share whose limit its pod's annotations lower: its environment only, as the
     rest came by the kubelet's answer.
 
     Args:
         by_cdi: its CDI device is named once more, which sets what the file says by now.
+        settable: see render.spec.
     """
-    env = render.environment(allocation)
+    env = render.environment(allocation, settable=settable)
     names = (f"{render.KIND}={render.device_name(allocation.key)}",) if by_cdi else ()
     return Adjustment(removed_env=tuple(name for name, _ in env), env=env, cdi_devices=names)
 

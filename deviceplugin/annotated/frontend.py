@@ -254,7 +254,7 @@ class AnnotatedFrontend:
         if share := shares.share_of(self._broker, ref, container, self._observe):
             mode_given = f"{self._config.prefix}{ref.container}{contract.MODE}" in pod.annotations
             new = shares.lower(self._broker, share, ask, mode_given=mode_given)
-            return lowered(self._attached(new)[0], by_cdi=self._by_cdi)
+            return lowered(self._attached(new)[0], by_cdi=self._by_cdi, settable=self._broker.hard.settable)
         wanted = self._resolved(ref, ask)
         if any(self._broker.is_idle(gpu) for gpu in wanted.gpus):
             self._observe()  # it may have been given to somebody else as a whole
@@ -274,7 +274,7 @@ class AnnotatedFrontend:
                 raise GpufracError("it holds a share, and whose that is can't be told yet")
             return None
         self._check_names(container)
-        return lowered(self._attached(share)[0], by_cdi=False)
+        return lowered(self._attached(share)[0], by_cdi=False, settable=self._broker.hard.settable)
 
     def _check_names(self, container: Container) -> None:
         """A variable that stands twice can't be overridden but by a CDI device: of two, this adjusts the first and the
@@ -344,6 +344,7 @@ class AnnotatedFrontend:
             render.shared_memory(allocation, mps),
             writable=mps.writable_mount,
             by_cdi=self._by_cdi,
+            settable=self._broker.hard.settable,
         )
 
     # --- starting ------------------------------------------------------------------------------------------------

@@ -113,7 +113,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
     def _answer(self, allocation: Allocation) -> pb.ContainerAllocateResponse:
         mps = self._broker.config.mps
         shared_memory = render.shared_memory(allocation, mps)
-        answer = render.answer(allocation, self._pipe_directory(allocation), shared_memory)
+        answer = render.answer(
+            allocation, self._pipe_directory(allocation), shared_memory, settable=self._broker.hard.settable
+        )
         return pb.ContainerAllocateResponse(
             envs=dict(answer.envs),
             mounts=[

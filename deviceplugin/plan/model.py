@@ -85,6 +85,11 @@ class HardAbility(msgspec.Struct, frozen=True):
         return self.limits.missing != NOT_PROBED
 
     @property
+    def settable(self) -> bool:
+        """Whether the driver takes memory limits of cgroups here, whoever sets them."""
+        return self.known and not self.limits.missing
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Each piece that is not there for a new container, with what to do; empty: its limit can be hard."""
         # While limits can't be set at all another kind may be in use than the one that carries the hook.

@@ -14,7 +14,7 @@ from deviceplugin.hardlimits import VERIFIED_S, MarkedCgroup, marked_cgroups
 from deviceplugin.plan.model import Allocation
 from deviceplugin.presence import ABSENT_S
 from deviceplugin.status import AllocationStatus
-from mpsd.config.model import GIB, Enforcement
+from mpsd.config.model import GIB, CdiConfig, Delivery, Enforcement
 from mpsd.gpu.model import MIB, Mode
 from mpsd.snapshot import DaemonState, DaemonStatus, HardLimits, LimitReading
 from tests.builders import CAN, CANNOT, HOOKED_KIND, PLAIN_KIND, config, fixed, resource, uuid
@@ -367,3 +367,49 @@ def test_what_could_not_be_given_back_is_tried_again(world: World) -> None:
     before = len(world.mpsd.set_calls)
     look(world)
     assert world.mpsd.set_calls[before:] == [(uuid(0), cgroup, 0, 16 * GIB)]
+
+
+# -- containers whose limit is not their cgroup's
+
+
+@pytest.mark.parametrize(("limits", "written"), [(CAN, True), (CANNOT, False)])
+def test_the_hook_is_told_our_limits_at_every_level_where_they_can_be_set(
+    short_tmp: Path, limits: HardLimits, written: bool
+) -> None:
+    loose = resource("a", fixed(8), enforcement=Enforcement.NONE)
+    made = World(short_tmp, config(loose, cdi=CdiConfig(delivery=Delivery.BOTH)))
+    made.hard_limits = limits
+    made.tell()
+    got = made.grant()
+    assert got.enforcement is Enforcement.NONE
+    env = made.specs.files[got.key].devices[0].container_edits.env
+    told = {"NVIDIA_GPU_MEMORY_REQUEST=0", "NVIDIA_GPU_MEMORY_LIMIT=8192"}
+    assert (told <= set(env)) is written
+    assert any(entry.startswith("NVIDIA_GPU_MEMORY") for entry in env) is written
+    made.hard_limits = CANNOT if written else CAN
+    made.tell()
+    made.keeper.attach()
+    env = made.specs.files[got.key].devices[0].container_edits.env
+    assert (told <= set(env)) is not written, "a file follows what the node can"
+    made.ledger.close()
+
+
+def test_a_guarantee_that_was_not_granted_is_taken_back_and_told(short_tmp: Path) -> None:
+    loose = resource("a", fixed(8), enforcement=Enforcement.NONE)
+    made = World(short_tmp, config(loose, cdi=CdiConfig(delivery=Delivery.BOTH)))
+    made.hard_limits = CAN
+    made.tell()
+    got, cgroup = started(made)
+    assert look(made).reason == ""
+    taken = LimitReading(soft_bytes=70 * GIB, hard_bytes=70 * GIB)
+    made.mpsd.limits_of[uuid(0), cgroup] = taken
+    shown = look(made, VERIFIED_S)
+    assert made.mpsd.set_calls == [(uuid(0), cgroup, 0, 70 * GIB)]
+    assert "70Gi of GPU memory was guaranteed" in shown.reason
+    assert "taken back" in shown.reason
+    assert (shown.key, shown.enforcement) == (got.key, "none")
+    assert look(made).reason == ""
+    made.mpsd.refuses = "no permission"
+    made.mpsd.limits_of[uuid(0), cgroup] = taken
+    assert "it can't be taken back: no permission" in look(made, VERIFIED_S).reason
+    made.ledger.close()

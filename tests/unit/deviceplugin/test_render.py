@@ -57,7 +57,7 @@ def test_a_hard_limit_is_told_to_the_toolkits_hook_with_what_is_guaranteed(
     assert ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" in got) is (mode is Mode.SM_SHARING)
 
 
-def test_a_limit_that_is_not_hard_is_not_told_to_the_hook() -> None:
+def test_a_limit_that_is_not_hard_is_not_told_to_a_hook_that_could_not_set_it() -> None:
     assert not [name for name in env() if name.startswith("NVIDIA_GPU_MEMORY")]
 
 
