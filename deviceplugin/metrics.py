@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from deviceplugin.status import PluginStatus
 from mpsd.config.model import Enforcement
 from mpsd.log import get_logger
+from mpsd.text import plain
 
 log = get_logger("plugin")
 
@@ -100,7 +101,7 @@ def _labels(labels: dict[str, str]) -> str:
 
 
 def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return plain(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class MetricsServer:

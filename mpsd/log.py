@@ -9,6 +9,8 @@ import sys
 import time
 from typing import Literal, TextIO
 
+from mpsd.text import plain, plain_lines
+
 _FIELDS = "gpufrac_fields"
 _NAMES = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", logging.WARNING: "WARN", logging.ERROR: "ERROR"}
 _OURS = frozenset({"time", "level", "logger", "event", "stack"})
@@ -71,7 +73,7 @@ def configure(
 def complain(text: str) -> None:
     """Tells the person at the terminal why a process does not run. Several lines are problems that name their own
     places."""
-    print(text if "\n" in text else f"gpufrac: {text}", file=sys.stderr)  # noqa: T201
+    print(plain_lines(text if "\n" in text else f"gpufrac: {text}"), file=sys.stderr)  # noqa: T201
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -84,9 +86,9 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = _NAMES.get(record.levelno, record.levelname)
         event, fields, stack = _parts(self, record)
-        words = [_plain(event), *(f"{_plain(key)}={_value(value)}" for key, value in fields.items())]
-        lines = [f"{_time(record)} {level:<5} {_plain(record.name)}: {' '.join(words)}"]
-        lines += [f"    {_plain(line)}" for line in stack.splitlines()]
+        words = [plain(event), *(f"{plain(key)}={_value(value)}" for key, value in fields.items())]
+        lines = [f"{_time(record)} {level:<5} {plain(record.name)}: {' '.join(words)}"]
+        lines += [f"    {plain(line)}" for line in stack.splitlines()]
         return "\n".join(lines)
 
 
@@ -134,13 +136,4 @@ def _value(value: object) -> str:
     if scalar and scalar.isprintable() and not set(scalar) & set(' "=\\'):
         return scalar
     quoted = scalar.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{_plain(quoted)}"'
-
-
-def _plain(text: str) -> str:
-    """The text with everything unprintable escaped: controls, line and paragraph separators, direction marks."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(char: str) -> str:
-    return json.dumps(char)[1:-1] if ord(char) not in range(0x7F, 0xA0) else f"\\u{ord(char):04x}"
+    return f'"{plain(quoted)}"'

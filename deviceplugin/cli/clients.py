@@ -8,7 +8,7 @@ from msgspec import structs
 from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd, names_of_plugin
 from deviceplugin.cli.node import Node, look
 from deviceplugin.cli.options import node_options, run_root_of
-from deviceplugin.cli.output import complain, failures, print_json, print_table, rounded
+from deviceplugin.cli.output import complain, failures, print_json, print_table, rounded, say
 from deviceplugin.clients import ClientStatus, GpuClientsStatus
 from deviceplugin.clients import clients as clients_of
 from mpsd.errors import GpufracError
@@ -45,7 +45,7 @@ def clients(gpus: tuple[str, ...], config_path: str | None, run_root: str | None
     else:
         print_table(COLUMNS, client_rows(found), "No process uses a GPU.")
         if any(client.foreign for gpu in found for client in gpu.clients):
-            click.echo("foreign: without an allocation and a limit. An idle GPU with such a process is not shared.")
+            say("foreign: without an allocation and a limit. An idle GPU with such a process is not shared.")
     for error in errors:
         complain(error)
     node.note_down()

@@ -2,7 +2,7 @@
 
 import click
 
-from deviceplugin.cli.output import failures, print_json
+from deviceplugin.cli.output import failures, print_json, say
 
 
 @click.group()
@@ -26,12 +26,12 @@ def check(file: str) -> None:
     loaded = load_config(file)
     count = len(loaded.resources)
     annotated = " and annotated pods" if loaded.annotations is not None else ""
-    click.echo(f"{file}: ok, {count} resource{'' if count == 1 else 's'}{annotated}")
+    say(f"{file}: ok, {count} resource{'' if count == 1 else 's'}{annotated}")
     for resource in loaded.resources:
         if note := config_note(resource, loaded.cdi.delivery):
-            click.echo(f"note: {resource.name} will advertise 0{note}")
+            say(f"note: {resource.name} will advertise 0{note}")
     for text in notes(loaded):
-        click.echo(f"note: {text}")
+        say(f"note: {text}")
 
 
 @config.command(epilog="Example: gpufrac config show /etc/gpufrac/config.yaml -o json")
@@ -49,4 +49,4 @@ def show(file: str, output: str) -> None:
         return
     import yaml
 
-    click.echo(yaml.safe_dump(values, sort_keys=False), nl=False)
+    say(yaml.safe_dump(values, sort_keys=False), nl=False)

@@ -9,7 +9,7 @@ import click
 
 from deviceplugin.cli.gpuname import GONE, GpuName, choose, complete_gpu, gone_names, names_of_plugin
 from deviceplugin.cli.options import Seconds, node_options, run_root_of
-from deviceplugin.cli.output import Failure, complain, counted, failures, print_json, some
+from deviceplugin.cli.output import Failure, complain, counted, failures, print_json, say, some
 from deviceplugin.status import AllocationStatus, PluginStatus
 from mpsd.errors import NotReachableError
 from mpsd.localapi.client import call
@@ -63,11 +63,11 @@ def drain(
         if reason is not None or gpu.uuid not in drained:  # else the first one's reason would be lost
             call(socket, "drain", {"gpu": gpu.uuid, "reason": reason or ""}, object)
     status = _status(socket)
-    say: Callable[[str], None] = (lambda _: None) if output == "json" else click.echo
+    tell: Callable[[str], None] = (lambda _: None) if output == "json" else say
     for line in drain_lines(status, chosen):
-        say(line)
+        tell(line)
     if wait:
-        status = _wait(socket, status, chosen, timeout_s, say)
+        status = _wait(socket, status, chosen, timeout_s, tell)
     if output == "json":
         print_json(_document(status, chosen))
     if wait and (left := left_on(status, chosen)):
@@ -101,7 +101,7 @@ def undrain(
         reason = reasons.get(gpu.uuid, "")
         takes = f"it takes nothing new yet: {reason}" if reason else "it takes new shares"
         takes = "nothing waits for it" if gpu.index == GONE else takes
-        click.echo(f"{gpu} ({gpu.uuid}): not drained; {takes}")
+        say(f"{gpu} ({gpu.uuid}): not drained; {takes}")
 
 
 def drain_lines(status: PluginStatus, chosen: Sequence[GpuName]) -> list[str]:

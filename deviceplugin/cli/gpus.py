@@ -8,7 +8,7 @@ import click
 from deviceplugin.cli.gpuname import GpuName, choose, complete_gpu
 from deviceplugin.cli.node import LOG_LINES, Node, age, log_lines, look
 from deviceplugin.cli.options import node_options
-from deviceplugin.cli.output import counted, failures, print_json, print_table, size
+from deviceplugin.cli.output import counted, failures, print_json, print_table, say, size
 from deviceplugin.plan.view import daemon_reason, daemon_state
 from deviceplugin.status import GpuAccount
 from mpsd.snapshot import DaemonStatus, GpuStatus
@@ -78,13 +78,13 @@ def gpus(names: tuple[str, ...], config_path: str | None, run_root: str | None, 
     if output == "json":
         print_json([{"uuid": gpu.uuid, "account": gpu.account, "state": gpu.state} for gpu in found])
     elif names:
-        click.echo("\n\n".join("\n".join(gpu_detail(gpu)) for gpu in found))
+        say("\n\n".join("\n".join(gpu_detail(gpu)) for gpu in found))
     else:
         columns, rows = gpu_table(found)
         known = f": {node.mpsd.reason}" if node.mpsd and node.mpsd.reason else "."
         print_table(columns, rows, f"No GPU is known{known}")
         for line in log_lines(node.mpsd):
-            click.echo(line)
+            say(line)
     node.note_down()
 
 

@@ -18,6 +18,7 @@ from deviceplugin.cli.output import (
     gib,
     print_json,
     print_table,
+    say,
     shortened,
     size,
     some,
@@ -123,19 +124,19 @@ def status(config_path: str | None, run_root: str | None, output: str) -> None:
         )
         return
     for name, value in overview(node):
-        click.echo(f"{name + ':':13} {value}")
+        say(f"{name + ':':13} {value}")
     if node.plugin:
         unknown = failed if tested is None else ""
-        click.echo(f"{'selftest:':13} {unknown or record.line(tested, driver, version('gpufrac'))}")
-    click.echo()
+        say(f"{'selftest:':13} {unknown or record.line(tested, driver, version('gpufrac'))}")
+    say()
     if lines:
-        click.echo(f"Needs attention ({len(lines)}):")
+        say(f"Needs attention ({len(lines)}):")
         for line in lines:
-            click.echo(f"  ! {shortened(line)}")
+            say(f"  ! {shortened(line)}")
     else:
-        click.echo("Nothing needs attention.")
+        say("Nothing needs attention.")
     for line in log_lines(node.mpsd):
-        click.echo(line)
+        say(line)
 
 
 def overview(node: Node) -> list[tuple[str, str]]:
@@ -233,7 +234,7 @@ def resources(config_path: str | None, run_root: str | None, output: str) -> Non
         columns = ("RESOURCE", "MODE", "ENFORCEMENT", "KUBELET", "LISTED", "HELD", "FREE", "REASON")
         print_table(columns, rows, "The config names no resource.")
         if why := next((r.not_hard for r in plugin.resources if r.not_hard), ""):
-            click.echo(f"hard: no: {why}.")
+            say(f"hard: no: {why}.")
     node.note_down()
 
 
@@ -293,13 +294,13 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
         )
         print_table(columns, rows, "No allocation is live.")
         if any(a.enforcement == "cooperative" for a in plugin.allocations):
-            click.echo(
+            say(
                 "cooperative: MPS limits each process by itself: several together may exceed the limit, and so may one "
                 "that clears its environment, on drivers before r615."
             )
         for a in plugin.allocations:
             for more in filter(None, (a.burst, a.over_limit)):
-                click.echo(f"{f'{a.namespace}/{a.pod}/{a.container}' if a.pod else a.key}: {more}.")
+                say(f"{f'{a.namespace}/{a.pod}/{a.container}' if a.pod else a.key}: {more}.")
     node.note_down()
 
 
@@ -336,7 +337,7 @@ def daemons(config_path: str | None, run_root: str | None, output: str) -> None:
         columns = ("GPU", "STATE", "PID", "MPS", "LIMIT", "CLIENTS", "RESTARTS", "SINCE", "PIPE DIRECTORY", "REASON")
         print_table(columns, rows, f"No MPS daemon runs{': ' + snapshot.reason if snapshot.reason else '.'}")
         for line in log_lines(snapshot):
-            click.echo(line)
+            say(line)
     node.note_down()
 
 

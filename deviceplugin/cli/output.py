@@ -13,6 +13,7 @@ from mpsd.config.model import GIB
 from mpsd.errors import ConfigError, GpufracError, NotReachableError
 from mpsd.gpu.model import MIB
 from mpsd.quantity import format_bytes
+from mpsd.text import plain, plain_lines
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,10 +41,15 @@ class Failure(click.ClickException):
         complain(self.message)
 
 
+def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Prints lines. Everything that commands print goes through here: names in it may be anybody's."""
+    click.echo(plain_lines(text), err=err, nl=nl)
+
+
 def complain(text: str) -> None:
     """Says what is wrong on stderr, each line with our name."""
-    for line in text.splitlines():
-        click.echo(f"gpufrac: {line}", err=True)
+    for line in filter(None, text.split("\n")):
+        say(f"gpufrac: {line}", err=True)
 
 
 def failures(function: Callable[P, R]) -> Callable[P, R]:
@@ -87,30 +93,30 @@ def confirm(question: str) -> None:
     """
     if not is_terminal():
         raise Failure(f"cannot ask {question!r}: standard input is no terminal: add --yes to go on", EXIT_CONFIG)
-    click.confirm(question, abort=True, err=True)
+    click.confirm(plain_lines(question), abort=True, err=True)
 
 
 def print_json(value: object) -> None:
     """One indented JSON document with keys in a stable order."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], empty: str, *, err: bool = False) -> None:
     """Left-aligned columns two blanks apart; `empty` is the sentence for no rows."""
     if not rows:
-        click.echo(empty, err=err)
+        say(empty, err=err)
         return
     cells = [tuple(columns), *(tuple(cell(value) for value in row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     for row in cells:
-        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip(), err=err)
+        say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip(), err=err)
 
 
 def cell(value: object) -> str:
-    """A value as one table cell; nothing is `-`. Line breaks would break the table."""
+    """A value as one table cell, and one line; nothing is `-`."""
     if value is None or value == "":
         return "-"
-    return " ".join(str(value).split())
+    return plain(" ".join(str(value).split()))
 
 
 def size(value_bytes: int | None) -> str:

@@ -11,7 +11,7 @@ import click
 
 from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd
 from deviceplugin.cli.options import node_options, run_root_of
-from deviceplugin.cli.output import Failure, complain, confirm, counted, failures, print_json, some
+from deviceplugin.cli.output import Failure, complain, confirm, counted, failures, print_json, say, some
 from mpsd.errors import ConfigError, GpufracError, NotReachableError
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: 
     if output == "json":
         print_json({"left": left, "directories": ours})
     else:
-        click.echo(
+        say(
             "The node is as it was found: no MPS daemon of ours runs, every compute mode is restored, no pod holds a "
             "share, and no CDI file of ours is left."
         )
-        click.echo(f"Logs and sockets of mpsd are in {', '.join(ours)}: remove them when it has stopped.")
+        say(f"Logs and sockets of mpsd are in {', '.join(ours)}: remove them when it has stopped.")
 
 
 def _clear_plugin(root: str, places: "Places") -> list[str]:
@@ -143,10 +143,10 @@ def replace(
     if output == "json":
         print_json({"daemon": name, "now": now, "clients": sorted(users)})
     elif users and not now:
-        click.echo(f"T{label[1:]} is replaced once it has no client; until then it serves {_clients(users)}.")
-        click.echo(f"See who is left with: gpufrac clients --gpu {daemon}")
+        say(f"T{label[1:]} is replaced once it has no client; until then it serves {_clients(users)}.")
+        say(f"See who is left with: gpufrac clients --gpu {daemon}")
     else:
-        click.echo(f"T{label[1:]} is being replaced; see: gpufrac daemons")
+        say(f"T{label[1:]} is being replaced; see: gpufrac daemons")
 
 
 def _users(gpus: "Iterable[GpuStatus]") -> dict[int, str]:

@@ -14,7 +14,7 @@ import click
 from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd
 from deviceplugin.cli.node import Node, look
 from deviceplugin.cli.options import node_options, run_root_of
-from deviceplugin.cli.output import Failure, failures, print_json, print_table
+from deviceplugin.cli.output import Failure, failures, print_json, print_table, say
 from deviceplugin.cli.signals import ignore_signals, interrupt, on_signals
 from deviceplugin.selftest import plan, record, run
 from mpsd.config.model import Enforcement
@@ -141,9 +141,9 @@ def _show(done: record.Record, output: str) -> None:
     words = {True: "yes", False: "NO", None: "-"}
     rows = [(r.index, r.mode, r.level, r.what, r.expected, r.found, words[r.ok]) for r in done.results]
     print_table(("GPU", "MODE", "LEVEL", "WHAT", "EXPECTED", "FOUND", "OK"), rows, "There is no GPU.")
-    click.echo()
+    say()
     for verdict in record.verdicts(done.results):
-        click.echo(f"{verdict.mode} {verdict.level}: {_words(verdict)}")
+        say(f"{verdict.mode} {verdict.level}: {_words(verdict)}")
 
 
 def _words(verdict: record.Verdict) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from deviceplugin.cli.output import Failure, failures, output_option, print_json
+from deviceplugin.cli.output import Failure, failures, output_option, print_json, say
 from deviceplugin.cli.signals import ignore_signals, interrupt, on_signals
 from mpsd.errors import ConfigError
 
@@ -187,8 +187,8 @@ def up(
         server.start()
         try:
             with on_signals(stop.set):
-                click.echo(f"The simulated node is up in {directory}. Stop it with Ctrl-C.")
-                click.echo(f"Next: gpufrac sim admit -d {directory} pod.yaml")
+                say(f"The simulated node is up in {directory}. Stop it with Ctrl-C.")
+                say(f"Next: gpufrac sim admit -d {directory} pod.yaml")
                 while not stop.wait(0.5):
                     node.check()
         finally:
@@ -236,7 +236,7 @@ def delete(directory: str, *, force: bool, pods: tuple[str, ...]) -> None:
     names = list(dict.fromkeys(names))
     ControlClient(os.path.abspath(directory)).delete(names, force=force)
     for namespace, name in names:
-        click.echo(f'pod "{name}" deleted from namespace "{namespace}"')
+        say(f'pod "{name}" deleted from namespace "{namespace}"')
 
 
 @sim.command("restart-kubelet", epilog="Example: gpufrac sim restart-kubelet -d /tmp/node")
@@ -251,8 +251,8 @@ def restart_kubelet(directory: str) -> None:
 
     restarted = ControlClient(os.path.abspath(directory)).restart_kubelet()
     for name, message in restarted.failed.items():
-        click.echo(f"{name}: Failed: {message}")
-    click.echo(f"The kubelet restarted with {restarted.pods} pods, {len(restarted.failed)} of them failed for it.")
+        say(f"{name}: Failed: {message}")
+    say(f"The kubelet restarted with {restarted.pods} pods, {len(restarted.failed)} of them failed for it.")
     sys.exit(1 if restarted.failed else 0)
 
 
@@ -336,7 +336,7 @@ def _print(result: dict[str, Any], notes: list[str], output: str) -> None:
     from deviceplugin.sim.report import lines
 
     for line in lines(result, notes):
-        click.echo(line)
+        say(line)
 
 
 @contextmanager

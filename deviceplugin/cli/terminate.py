@@ -11,7 +11,7 @@ from deviceplugin.cli.clients import COLUMNS, client_rows, find_clients, holding
 from deviceplugin.cli.gpuname import complete_pod
 from deviceplugin.cli.node import look
 from deviceplugin.cli.options import node_options, run_root_of
-from deviceplugin.cli.output import complain, confirm, failures, print_json, print_table, some
+from deviceplugin.cli.output import complain, confirm, failures, print_json, print_table, say, some
 from deviceplugin.clients import GpuClientsStatus, Target
 from deviceplugin.status import PluginStatus
 from mpsd.errors import ConfigError, GpufracError, NotReachableError
@@ -75,7 +75,7 @@ def terminate(
     if not yes:
         print_table(COLUMNS, client_rows(before), aim.nothing, err=True)
         if others := neighbours(plugin, aim, before):
-            click.echo(f"Neighbours on the same GPUs: {some(others)}", err=True)
+            say(f"Neighbours on the same GPUs: {some(others)}", err=True)
         confirm(f"End the GPU use of {aim}{', and kill its processes' if kill else ''}?")
     params = {"keys": aim.keys, "pod_uids": aim.pod_uids, "kill": kill, "force": force}
     ended = call(f"{root}/mpsd.sock", "terminate", params, Ended, TIMEOUT_S)
@@ -85,7 +85,7 @@ def terminate(
     else:
         print_table(("GPU", "PID", "COMMAND", "OF", "OUTCOME", "WHY"), _rows(ended, aim, before, index), aim.nothing)
         if not kill and any(client.outcome == Outcome.TERMINATED for client in ended.clients):
-            click.echo("terminated: off the GPU, its process lives on; to end that, delete its pod or say --kill.")
+            say("terminated: off the GPU, its process lives on; to end that, delete its pod or say --kill.")
     for error in ended.errors:
         complain(error)
     for pid in missed:

@@ -12,6 +12,7 @@ from deviceplugin.sim.pods import environment
 from deviceplugin.sim.runtime import Container, Edits, State
 from mpsd.processes import MARKER
 from mpsd.quantity import format_bytes
+from mpsd.text import plain
 
 ANNOTATED = "annotations"
 """Stands for the resource of what a container gets by its pod's annotations."""
@@ -272,7 +273,7 @@ def _container_lines(entry: Mapping[str, Any], index: Mapping[str, int], *, refu
 
 def _table(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     return [
-        f"    {name if position == 0 else '':<13} {_plain(value)}"
+        f"    {name if position == 0 else '':<13} {plain(value)}"
         for name, values in rows
         for position, value in enumerate(values)
     ]
@@ -291,8 +292,3 @@ def _node_text(node: Mapping[str, Any]) -> str:
     if "major" not in node:
         return str(node["path"])
     return f"{node['path']} ({node.get('type', '?')} {node['major']}:{node.get('minor', 0)})"
-
-
-def _plain(text: str) -> str:
-    """One line, whatever a manifest put into it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
