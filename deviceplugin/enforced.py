@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from deviceplugin import owners
+from deviceplugin import isolation, owners
 from deviceplugin.broker import Broker, Inspection
 from deviceplugin.environments import deviations
 from deviceplugin.kubelet.podresources import Containers
@@ -70,6 +70,8 @@ class EnforcementCheck:
         """Of those whose marker was not seen, as of the last look."""
         self._variables: dict[str, Mapping[str, str]] = {}
         """What containers whose marker was seen were started with."""
+        self._own_users: set[str] = set()
+        """Those of which a container is in a user namespace."""
         self._past_mps: dict[str, str] = {}
         self.found = Enforced()
 
@@ -93,6 +95,9 @@ class EnforcementCheck:
         for allocation in inspection.allocations:
             if (variables := self._variables.get(allocation.key)) is None:
                 continue
+            apart = isolation.USER_NAMESPACE if allocation.key in self._own_users else isolation.SHARED
+            if apart.level(allocation.enforcement) is not allocation.enforcement:
+                unenforced.setdefault(allocation.key, apart.message)
             for one in deviations(allocation, variables, default_limit_bytes=_default_limit(allocation, gpus)):
                 (unenforced if one.unheld else doubts).setdefault(allocation.key, one.message)
         doubts = {key: text for key, text in doubts.items() if key not in unenforced}
@@ -107,6 +112,7 @@ class EnforcementCheck:
     ) -> None:
         self._markers.keep(inspection.holders.keys())
         self._variables = {key: v for key, v in self._variables.items() if key in inspection.holders}
+        self._own_users &= inspection.holders.keys()
         # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
         # Of annotated containers the runtime tells: at each start, and of all when it is met again.
         told = {a.key for a in inspection.allocations if a.container is not None}
@@ -127,6 +133,8 @@ class EnforcementCheck:
             self._verdicts[key] = self._markers.judge(key, pod, begun=begun, now_s=now_s)
             if self._verdicts[key] is MARKED and pod is not None:
                 self._variables[key] = pod.marked[key]
+                if key in pod.own_users:
+                    self._own_users.add(key)
 
     def _creation_begun(self, holder: Holder) -> bool:
         """Whether the kubelet has made the directory it makes before it creates a container."""
@@ -166,18 +174,20 @@ class EnforcementCheck:
             running = [process for process in processes.get(holder.pod_uid, ()) if process.name != PAUSE]
             if not running:
                 continue
-            marked: dict[str, Mapping[str, str]] = {}
+            first: dict[str, PodProcess] = {}
             for process in sorted(running, key=lambda process: (process.started, process.pid)):
                 if process.marker:
-                    marked.setdefault(process.marker, process.variables)
+                    first.setdefault(process.marker, process)
             # What mpsd could not read may be read here, or not be readable here either.
             unmarked = {p.pid for p in running if p.marker is None and not p.unreadable} & strangers
             views[holder.pod_uid] = PodView(
                 running=len({process.container for process in running}),
-                marked=marked,
+                marked={key: process.variables for key, process in first.items()},
                 expected=sum(1 for ns, pod, _ in containers if (ns, pod) == (holder.namespace, holder.pod)),
                 unmarked_clients=tuple(p.pid for p in running if p.pid in unmarked | claimers),
                 unreadable=any(process.unreadable for process in running),
+                isolation=isolation.of_processes(process.name for process in running),
+                own_users=frozenset(key for key, process in first.items() if process.own_users),
             )
         return views
 

@@ -12,19 +12,22 @@ from enum import StrEnum
 
 import msgspec
 
+from deviceplugin.isolation import SHARED, Isolation
 from deviceplugin.render import MARKER
 
 SUSPECT_S = 20.0
 
 
 class VerdictCode(StrEnum):
-    """MARKED is fine. WAITING: nothing can be said yet. UNREADABLE: nor later, as things are."""
+    """MARKED is fine. WAITING: nothing can be said yet. UNREADABLE: nor later, as things are. SANDBOX: its processes
+    are not on this host."""
 
     WAITING = "Waiting"
     MARKED = "Marked"
     UNMARKED_CLIENT = "UnmarkedClient"
     NO_MARKER = "NoMarker"
     UNREADABLE = "Unreadable"
+    SANDBOX = "Sandbox"
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -33,7 +36,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def unenforced(self) -> bool:
-        return self.code in (VerdictCode.UNMARKED_CLIENT, VerdictCode.NO_MARKER)
+        return self.code in (VerdictCode.UNMARKED_CLIENT, VerdictCode.NO_MARKER, VerdictCode.SANDBOX)
 
 
 WAITING, MARKED = Verdict(VerdictCode.WAITING), Verdict(VerdictCode.MARKED)
@@ -50,7 +53,8 @@ class PodView(msgspec.Struct, frozen=True):
     `running`: containers with a process, the pause container aside. `marked`: allocation keys its processes carry, and
     the variables of NVIDIA's that the first process with it was started with. `expected`: app and sidecar containers
     that the kubelet shows. `unmarked_clients`: PIDs on a GPU without marker. `unreadable`: a process may have one that
-    can't be read.
+    can't be read. `isolation`: what the names of all its processes tell. `own_users`: keys that a first
+    process in a user namespace carries.
     """
 
     running: int
@@ -58,6 +62,8 @@ class PodView(msgspec.Struct, frozen=True):
     expected: int
     unmarked_clients: tuple[int, ...] = ()
     unreadable: bool = False
+    isolation: Isolation = SHARED
+    own_users: frozenset[str] = frozenset()
 
 
 class Markers:
@@ -95,6 +101,8 @@ class Markers:
                 VerdictCode.UNMARKED_CLIENT,
                 f"pid {pids} of its pod uses the GPU without {MARKER}: it is not held to the limit",
             )
+        if begun and pod.isolation != SHARED:
+            return Verdict(VerdictCode.SANDBOX, pod.isolation.message)
         if not begun or pod.running < max(1, pod.expected):
             self._suspect_since_s.pop(key, None)
             return WAITING

@@ -41,7 +41,7 @@ class PodProcess:
 
     Containers without our resources, the pause container among them, have processes, too: their `marker` is None. It
     is None as well where it may not be read: then the process is `unreadable`. `variables` are those of its own
-    environment that begin as NVIDIA_VARIABLES; `started` is as `start_time`.
+    environment that begin as NVIDIA_VARIABLES; `started` is as `start_time`. `own_users`: it is in a user namespace.
     """
 
     pid: int
@@ -51,6 +51,7 @@ class PodProcess:
     unreadable: bool = False
     variables: Mapping[str, str] = field(default_factory=dict, compare=False)
     started: int = field(default=0, compare=False)
+    own_users: bool = field(default=False, compare=False)
 
 
 def start_time(pid: int, proc: str = "/proc") -> int | None:
@@ -104,6 +105,12 @@ def marker(pid: int, name: str = MARKER, proc: str = "/proc") -> str | None:
     """The variable of the process or of its nearest ancestor that has it: a program may clean the environment of its
     children. Init itself is never asked. None when there is none; a value that can't be ours counts as none."""
     return next((value for p in _ancestry(pid, proc) if (value := _sane(environ(p, proc).get(name)))), None)
+
+
+def in_user_namespace(pid: int, proc: str = "/proc") -> bool:
+    """Whether its users are not those of our own namespace (user_namespaces(7)); False where that can't be read."""
+    theirs, ours = _read(f"{proc}/{pid}/uid_map"), _read(f"{proc}/self/uid_map")
+    return bool(theirs.split() and ours.split()) and theirs.split() != ours.split()
 
 
 def cgroup_paths(pid: int, proc: str = "/proc") -> tuple[str, ...]:
@@ -169,6 +176,7 @@ def processes_of_pods(
                 unreadable=value is None and unreadable(pid, container),
                 variables={k: v for k, v in known_environ(pid).items() if k.startswith(NVIDIA_VARIABLES)},
                 started=start_time(pid, proc) or 0,
+                own_users=in_user_namespace(pid, proc),
             )
         )
     return found

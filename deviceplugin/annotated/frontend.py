@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from deviceplugin import render
+from msgspec import structs
+
+from deviceplugin import isolation, render
 from deviceplugin.annotated import contract, devices, inventory, shares
 from deviceplugin.annotated.absence import Absence, Unenforced
 from deviceplugin.annotated.adjust import RESERVED_ENV, adjustment, cgroup_directory, lowered
@@ -130,7 +132,8 @@ class AnnotatedFrontend:
         """Whether a creation or start needs us at all; pure and at once."""
         prefix = f"{self._config.prefix}{container.name}."
         annotated = any(key.startswith(prefix) for key in pod.annotations)
-        return annotated or (self._delivers and shares.key_of(container) is not None)
+        special = self._delivers or _isolation(pod, container) != isolation.SHARED
+        return annotated or (special and shares.key_of(container) is not None)
 
     def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
         """Only what is looked at later; pure and at once."""
@@ -249,13 +252,14 @@ class AnnotatedFrontend:
     def _create(self, pod: Pod, container: Container, ref: ContainerRef) -> Adjustment | None:
         ask = contract.ask_of(pod.annotations, container.name, self._config.prefix)
         if ask is None:
-            return self._deliver(container, ref) if self._delivers else None
+            return self._of_share(pod, container, ref)
         self._check_names(container)
         if share := shares.share_of(self._broker, ref, container, self._observe):
             mode_given = f"{self._config.prefix}{ref.container}{contract.MODE}" in pod.annotations
+            shares.check_isolation(share, _isolation(pod, container))
             new = shares.lower(self._broker, share, ask, mode_given=mode_given)
             return lowered(self._attached(new)[0], by_cdi=self._by_cdi, settable=self._broker.hard.settable)
-        wanted = self._resolved(ref, ask)
+        wanted = structs.replace(self._resolved(ref, ask), isolation=_isolation(pod, container))
         if any(self._broker.is_idle(gpu) for gpu in wanted.gpus):
             self._observe()  # it may have been given to somebody else as a whole
         self._check_trust(wanted)
@@ -266,12 +270,18 @@ class AnnotatedFrontend:
             self._told.reduced(ref, text)
         return self._adjust(*self._attached(outcome))
 
-    def _deliver(self, container: Container, ref: ContainerRef) -> Adjustment | None:
-        """What a share's CDI device says, once more and last."""
+    def _of_share(self, pod: Pod, container: Container, ref: ContainerRef) -> Adjustment | None:
+        """Where the runtime lets a pod override its CDI device, what that says, once more and last."""
+        kept_apart = _isolation(pod, container)
+        if not self._delivers and kept_apart == isolation.SHARED:
+            return None
         share = shares.share_of(self._broker, ref, container, self._observe)
         if share is None:
             if shares.is_ours(container):
                 raise GpufracError("it holds a share, and whose that is can't be told yet")
+            return None
+        shares.check_isolation(share, kept_apart)
+        if not self._delivers:
             return None
         self._check_names(container)
         return lowered(self._attached(share)[0], by_cdi=False, settable=self._broker.hard.settable)
@@ -402,9 +412,20 @@ class AnnotatedFrontend:
             ask = contract.ask_of(pod.annotations, container.name, self._config.prefix)
             if ask is None or shares.share_of(self._broker, ref, container) is not None:
                 return  # what becomes of shares is the keeper's to look after
-            self._absence.judge(self._broker, self._by_cdi, ref, container, lambda: self._believed(ref, ask))
+            kept_apart = _isolation(pod, container)
+            self._absence.judge(
+                self._broker,
+                self._by_cdi,
+                ref,
+                container,
+                lambda: structs.replace(self._believed(ref, ask), isolation=kept_apart),
+            )
         except ContractError as error:
             self._absence.note(ref, container, f"it runs without a limit, as its annotations can't be used: {error}")
+
+
+def _isolation(pod: Pod, container: Container) -> isolation.Isolation:
+    return isolation.of_container(pod.runtime_handler, user_namespace=container.user_namespace)
 
 
 def reference(pod: Pod, container: Container) -> ContainerRef:

@@ -10,6 +10,9 @@ MAX_VALUE = 16 << 10
 """Of an annotation or a variable, in characters: the longest that is legal, a list of devices, has fewer."""
 
 
+MAX_HANDLER = 256
+
+
 def brief(prefix: str, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
     """Only what is looked at later: keys that are ours or could be meant to be, and what containers have of us."""
     return [_pod(prefix, pod) for pod in pods], [_container(container) for container in containers]
@@ -27,6 +30,7 @@ def _pod(prefix: str, pod: Pod) -> Pod:
             if key.startswith(prefix) or "gpu" in key.lower()
         },
         pid=pod.pid,
+        runtime_handler=pod.runtime_handler[:MAX_HANDLER],
     )
 
 
@@ -37,5 +41,6 @@ def _container(container: Container) -> Container:
         name=container.name,
         state=container.state,
         env=tuple(entry[:MAX_VALUE] for entry in container.env if entry.startswith(RESERVED_ENV)),
+        user_namespace=container.user_namespace,
         mounts=tuple(m for m in container.mounts if m.destination == render.CONTAINER_PIPE_DIRECTORY),
     )

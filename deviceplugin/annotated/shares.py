@@ -6,6 +6,7 @@ from deviceplugin import render
 from deviceplugin.annotated import devices
 from deviceplugin.annotated.contract import Ask
 from deviceplugin.broker import Broker
+from deviceplugin.isolation import Isolation
 from deviceplugin.nri.model import Container
 from deviceplugin.plan.model import Allocation, ContainerRef
 from deviceplugin.presence import Holder
@@ -64,6 +65,13 @@ def objection(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) 
         if isinstance(gpus, str) or set(gpus) != set(share.gpus):
             return f"{named}: the share is on {', '.join(share.gpus)}, and they name other GPUs"
     return ""
+
+
+def check_isolation(share: Allocation, kept_apart: Isolation) -> None:
+    """Raises GpufracError where what keeps its container from the host leaves less of its level than it must have."""
+    left = kept_apart.level(share.enforcement)
+    if left.rank < min(share.enforcement.rank, share.minimum.rank):
+        raise GpufracError(f"it needs a {share.minimum} limit, and {kept_apart.message}")
 
 
 def lower(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) -> Allocation:

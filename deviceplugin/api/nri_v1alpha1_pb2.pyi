@@ -228,10 +228,18 @@ class Mount(_message.Message):
     def __init__(self, destination: _Optional[str] = ..., type: _Optional[str] = ..., source: _Optional[str] = ..., options: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinuxContainer(_message.Message):
-    __slots__ = ("cgroups_path",)
+    __slots__ = ("namespaces", "cgroups_path")
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     CGROUPS_PATH_FIELD_NUMBER: _ClassVar[int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[LinuxNamespace]
     cgroups_path: str
-    def __init__(self, cgroups_path: _Optional[str] = ...) -> None: ...
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[LinuxNamespace, _Mapping]]] = ..., cgroups_path: _Optional[str] = ...) -> None: ...
+
+class LinuxNamespace(_message.Message):
+    __slots__ = ("type",)
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    def __init__(self, type: _Optional[str] = ...) -> None: ...
 
 class CDIDevice(_message.Message):
     __slots__ = ("name",)

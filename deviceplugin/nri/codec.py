@@ -13,6 +13,8 @@ from mpsd.errors import ProtocolError
 
 REMOVAL = "-"
 """Before a variable's name or a mount's destination: remove it."""
+USER = "user"
+"""A type of namespace."""
 M = TypeVar("M", bound=Message)
 
 
@@ -36,6 +38,7 @@ def pod_of(message: pb.PodSandbox) -> Pod:
         annotations=dict(message.annotations),
         cgroup_parent=message.linux.cgroup_parent,
         pid=message.pid,
+        runtime_handler=message.runtime_handler,
     )
 
 
@@ -49,6 +52,7 @@ def pod_message(pod: Pod) -> pb.PodSandbox:
         annotations=pod.annotations,
         linux=pb.LinuxPodSandbox(cgroup_parent=pod.cgroup_parent),
         pid=pod.pid,
+        runtime_handler=pod.runtime_handler,
     )
 
 
@@ -66,6 +70,7 @@ def container_of(message: pb.Container) -> Container:
         cgroups_path=message.linux.cgroups_path,
         pid=message.pid,
         cdi_devices=tuple(device.name for device in message.CDI_devices),
+        user_namespace=any(namespace.type == USER for namespace in message.linux.namespaces),
     )
 
 
@@ -80,7 +85,10 @@ def container_message(container: Container) -> pb.Container:
         args=container.args,
         env=container.env,
         mounts=[_mount_message(mount) for mount in container.mounts],
-        linux=pb.LinuxContainer(cgroups_path=container.cgroups_path),
+        linux=pb.LinuxContainer(
+            cgroups_path=container.cgroups_path,
+            namespaces=[pb.LinuxNamespace(type=USER)] if container.user_namespace else [],
+        ),
         pid=container.pid,
         CDI_devices=[pb.CDIDevice(name=name) for name in container.cdi_devices],
     )

@@ -28,7 +28,8 @@ class Mount(msgspec.Struct, frozen=True):
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod's sandbox. `annotations` are those of the pod when the sandbox was made: later edits are not seen. `pid` is
-    that of the process that holds its namespaces, 0 where the runtime does not tell."""
+    that of the process that holds its namespaces, 0 where the runtime does not tell. `runtime_handler` is what its
+    RuntimeClass names, empty for the runtime's default."""
 
     id: str
     name: str
@@ -38,6 +39,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str] = {}
     cgroup_parent: str = ""
     pid: int = 0
+    runtime_handler: str = ""
 
     @property
     def full_name(self) -> str:
@@ -61,6 +63,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     cgroups_path: str = ""
     pid: int = 0
     cdi_devices: tuple[str, ...] = ()
+    user_namespace: bool = False
 
     def variable(self, name: str) -> str | None:
         """The value of an environment variable: that of the last entry."""

@@ -53,7 +53,7 @@ def plan_container(
     if len(gpus) < len(ask.gpus) or not gpus:
         unknown = ", ".join(uuid for uuid in ask.gpus if uuid not in node.gpus)
         return _invalid(f"GPU {unknown or '(none)'} is not on this node")
-    given = level(ask.mode, Delivery.CDI, view.hard)
+    given = ask.isolation.level(level(ask.mode, Delivery.CDI, view.hard))
     asked = ask
     if view.reduces:
         ask = reduced(ask, gpus, accounts)
@@ -199,7 +199,7 @@ def _groups_hit(gpus: list[GpuView], node: NodeView) -> str:
 def _not_enforceable(
     ask: ContainerAsk, view: AnnotatedView, group: GroupView | None, given: Enforcement
 ) -> Refusal | None:
-    why = not_hard(Delivery.CDI, view.hard)
+    why = ask.isolation.message or not_hard(Delivery.CDI, view.hard)
     several = group is not None and group.has_one_limit
     if ask.limit_bytes > ask.request_bytes and given is not Enforcement.HARD:
         return _invalid(
@@ -218,7 +218,8 @@ def _not_enforceable(
         )
     if given.rank >= view.minimum.rank:
         return None
-    if ask.mode is Mode.TIME_SLICING and mps_level(Mode.SM_SHARING).rank >= view.minimum.rank:
+    sharing = ask.isolation.level(mps_level(Mode.SM_SHARING))
+    if ask.mode is Mode.TIME_SLICING and sharing.rank >= view.minimum.rank:
         return _invalid(
             "its mode is time-slicing (the default), which has a memory limit only with hard enforcement (driver r615 "
             f"or newer), and that is not to be had here: {why}; or set gpu-compute.mode to sm-sharing"

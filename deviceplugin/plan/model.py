@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from cdi.registry import MEMORY_HOOK
+from deviceplugin.isolation import SHARED, Isolation
 from mpsd.config.model import Delivery, Enforcement, Resource
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.groups import Group
@@ -280,7 +281,8 @@ class ContainerRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """What an annotated container asks for: bytes on each of its GPUs (UUIDs)."""
+    """What an annotated container asks for: bytes on each of its GPUs (UUIDs). `isolation` is what keeps it from the
+    host."""
 
     container: ContainerRef
     request_bytes: int
@@ -288,6 +290,7 @@ class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     gpus: tuple[str, ...]
     thread_percent: int | None = None
+    isolation: Isolation = SHARED
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

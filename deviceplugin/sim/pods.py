@@ -50,7 +50,8 @@ class ContainerSpec:
 class PodSpec:
     """One pod. `containers`: init containers and sidecars first, then app containers, as the kubelet admits them.
     `scheduler` is its schedulerName, empty for the cluster's own; `node` its nodeName, which passes every scheduler by;
-    `claims` are its resource claims (DRA)."""
+    `claims` are its resource claims (DRA). `runtime_class` is its runtimeClassName, which stands for the handler, too;
+    `host_users` is False for a user namespace of its own."""
 
     name: str
     containers: tuple[ContainerSpec, ...]
@@ -62,6 +63,8 @@ class PodSpec:
     scheduler: str = ""
     node: str = ""
     claims: tuple[str, ...] = ()
+    runtime_class: str = ""
+    host_users: bool = True
 
     @property
     def full_name(self) -> str:

@@ -263,7 +263,8 @@ class Runtime:
             spec, names = oci_spec(registry, merged_answer(answers), own, cdi_wins=self._cdi_wins)
         except CdiError as error:
             raise CreateContainerError(f"CDI device injection failed: {error}") from error
-        asked = self._as_told(sandbox, container, spec, self.sandboxes.new_id(uid, container.name))
+        identifier = self.sandboxes.new_id(uid, container.name)
+        asked = self._as_told(sandbox, container, spec, identifier, user_namespace=not pod.host_users)
         with self.sandboxes.creating():
             try:
                 adjustment = self.sandboxes.create(asked)
@@ -278,7 +279,8 @@ class Runtime:
                     said = _rpc(error) if isinstance(error, NriError) else error
                     text = f"failed to get NRI adjustment for container: {said}"
                 raise CreateContainerError(f"{_NOT_CREATED}: {text}", refused=isinstance(error, NriError)) from error
-            self.sandboxes.created(self._as_told(sandbox, container, spec, asked.id))
+            told = self._as_told(sandbox, container, spec, asked.id, user_namespace=not pod.host_users)
+            self.sandboxes.created(told)
         return Created(asked.id, uid, container.name, edits_of(spec, (*names, *adjustment.cdi_devices)))
 
     def start(self, created: Created, *, to_completion: bool) -> "tuple[subprocess.Popen[bytes], dict[str, str]]":
@@ -328,7 +330,9 @@ class Runtime:
             raise FileNotFoundError("there is no such container")
         self._driver.cgroups.add(self._cgroup(uid, identifier), pid)
 
-    def _as_told(self, pod: nri.Pod, container: ContainerSpec, spec: OciSpec, identifier: str) -> nri.Container:
+    def _as_told(
+        self, pod: nri.Pod, container: ContainerSpec, spec: OciSpec, identifier: str, *, user_namespace: bool
+    ) -> nri.Container:
         """A container as plugins are told of it. CDI devices of the kubelet's are not named (containerd 2.1.9)."""
         labels, annotations = container_keys(pod, container.name, identifier)
         return nri.Container(
@@ -344,6 +348,7 @@ class Runtime:
                 for m in spec["mounts"]
             ),
             cgroups_path=f"{_slice(pod.uid)}:{_SCOPE_PREFIX}:{identifier}",
+            user_namespace=user_namespace,
         )
 
     def _ask_start(self, identifier: str) -> None:

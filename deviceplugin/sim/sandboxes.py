@@ -245,5 +245,6 @@ def _pod(spec: PodSpec, uid: str, cgroup_parent: str) -> Pod:
             f"{_RUNTIME_KEYS}sandbox-uid": uid,
         },
         cgroup_parent=cgroup_parent,
+        runtime_handler=spec.runtime_class,
         pid=os.getpid(),  # stands for the pause process: it lives as long as the sandbox
     )

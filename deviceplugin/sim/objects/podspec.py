@@ -4,6 +4,7 @@ What is no business of a node's device handling (images, volumes, schedulers) is
 be misled.
 """
 
+from deviceplugin import isolation
 from deviceplugin.sim.objects.fields import Field, kind_of
 from deviceplugin.sim.objects.model import LoadedPod, RefusedError
 from deviceplugin.sim.objects.names import LABEL, LABEL_RULE, annotation_problems
@@ -53,7 +54,12 @@ def loaded_pod(owner: Owner, name: str, holder: Field, prefix: str) -> LoadedPod
         restart_policy=restart_policy.text() or "Always",
         scheduler=spec.get("schedulerName").text(),
         node=spec.get("nodeName").text(),
+        runtime_class=spec.get("runtimeClassName").text(),
+        host_users=spec.get("hostUsers").absent or spec.get("hostUsers").boolean(),
     )
+    kept_apart = isolation.of_container(pod.runtime_class, user_namespace=not pod.host_users)
+    if kept_apart.message and any(container.resources for container in containers):
+        notes.append(f"as on a cluster: {kept_apart.message}")
     return LoadedPod(pod, owner.source, tuple(notes))
 
 

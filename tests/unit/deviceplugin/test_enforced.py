@@ -1,12 +1,14 @@
 """Whether containers are held to what was granted, as far as their processes show."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from deviceplugin.attention import attention
+from mpsd.processes import PodProcess
 from mpsd.snapshot import GpuClient
 from tests.builders import config, fixed, info, reported, resource, snapshot, status, uuid
 from tests.unit.deviceplugin.test_keeper import AS_GRANTED, begun, looks, running
@@ -76,6 +78,30 @@ def test_every_variable_with_a_limit_or_a_device_is_compared_with_what_was_grant
     assert bool(words) == bool(shown.reason)
     assert (name in shown.reason) == bool(words)
     world.ledger.close()
+
+
+def test_a_pod_in_a_sandbox_is_unenforced_with_the_reason(world: World) -> None:
+    got = world.grant()
+    begun(world, got)
+    world.processes = {"uid-1": [PodProcess(10, "", None, "qemu-system-x86"), PodProcess(11, "", None, "virtiofsd")]}
+    world.kubelet.containers[("ns", "pod", "another")] = {}  # all of its containers are in there
+    assert looks(world, 5) == {got.key}
+    (shown,) = world.picture().allocations
+    assert shown.enforcement == "none"
+    assert "runs in a sandbox (process qemu-system-x86)" in shown.reason
+
+
+@pytest.mark.parametrize("own_users", [True, False])
+def test_a_container_in_a_user_namespace_is_held_by_its_cgroup_only(world: World, own_users: bool) -> None:
+    got = world.grant()
+    begun(world, got)
+    (_, main) = running(got.key)
+    child = replace(main, pid=11, started=1, own_users=True)  # what a program does later is its own
+    world.processes = {"uid-1": [replace(main, own_users=own_users), child]}
+    assert looks(world, 5) == ({got.key} if own_users else set())
+    (shown,) = world.picture().allocations
+    assert shown.enforcement == ("none" if own_users else "cooperative")
+    assert ("hostUsers" in shown.reason) is own_users
 
 
 def test_nobody_is_accused_of_a_variable_that_changes_nothing(short_tmp: Path) -> None:

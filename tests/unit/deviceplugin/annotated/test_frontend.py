@@ -562,6 +562,40 @@ def test_where_a_pod_beats_its_cdi_device_a_share_is_delivered_over_nri(tmp_path
     assert not node.frontend.concerns(pod({}), plain)
 
 
+@pytest.mark.parametrize(
+    ("handler", "users", "words"),
+    [("kata", False, "runs in a sandbox"), ("", True, "hostUsers"), ("nvidia", False, "")],
+)
+def test_who_is_kept_from_the_host_is_refused_where_a_limit_is_demanded(
+    tmp_path: Path, handler: str, users: bool, words: str
+) -> None:
+    node = Node(tmp_path, config(resource("a", fixed(8)), annotations=annotated()), hard=False)
+    share = held_share(node)
+    apart = structs.replace(pod({}), runtime_handler=handler)
+    asked = container("main", annotations={render.KIND: share.key}, user_namespace=users)
+    assert node.frontend.concerns(apart, asked) is bool(words)
+    other = structs.replace(pod(keys(limit="8Gi", mode="sm-sharing"), "q"), runtime_handler=handler)
+    if words:
+        assert words in node.refusal(lambda: node.create(apart, asked))
+        assert words in node.refusal(lambda: node.create(other, container(user_namespace=users)))
+    else:
+        assert node.create(apart, asked) == Adjustment()
+        node.create(other, container(user_namespace=users))
+
+
+def test_who_is_kept_from_the_host_gets_what_is_left_where_that_is_accepted(tmp_path: Path) -> None:
+    node = Node(tmp_path, config(annotations=annotated(enforcement=Enforcement.NONE)))
+    apart = structs.replace(pod(keys(limit="8Gi", mode="sm-sharing")), runtime_handler="kata")
+    made = node.create(apart, container())
+    assert env_of(made)["GPUFRAC_ENFORCEMENT"] == "none"
+    assert [a.enforcement for a in node.broker.allocations()] == [Enforcement.NONE]
+
+
+def test_a_hard_limit_holds_in_a_user_namespace(node: Node) -> None:
+    made = node.create(pod(keys(limit="8Gi")), container(user_namespace=True))
+    assert env_of(made)["GPUFRAC_ENFORCEMENT"] == "hard"
+
+
 def test_where_a_cdi_device_wins_a_share_needs_nothing_over_nri(node: Node) -> None:
     share = held_share(node)
     asked = container("main", annotations={render.KIND: share.key})

@@ -94,6 +94,7 @@ def test_a_pod_and_a_container_are_read_as_the_reference_has_them() -> None:
         annotations={"k": "a"},
         cgroup_parent="/kubepods",
         pid=42,
+        runtime_handler="nvidia",
     )
     container = (
         field(1, b"id")
@@ -106,7 +107,7 @@ def test_a_pod_and_a_container_are_read_as_the_reference_has_them() -> None:
         + field(8, b"A=1")
         + field(8, b"A=2")
         + field(9, field(1, b"/in") + field(2, b"bind") + field(3, b"/out") + field(4, b"ro"))
-        + field(11, field(2, field(1, b"/dev/x")) + field(5, b"a:b:c"))
+        + field(11, field(1, field(1, b"user")) + field(2, field(1, b"/dev/x")) + field(5, b"a:b:c"))
         + b"\x60\x07"  # 12: pid
         + b"\xa2\x01\x05"
         + field(1, b"a=b")  # 20: CDI device
@@ -124,6 +125,7 @@ def test_a_pod_and_a_container_are_read_as_the_reference_has_them() -> None:
         cgroups_path="a:b:c",
         pid=7,
         cdi_devices=("a=b",),
+        user_namespace=True,
     )
 
 
