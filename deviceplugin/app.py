@@ -6,14 +6,13 @@ a kubelet re-admits pods within a second of its start, and they fail while the r
 
 import os
 import threading
-from collections.abc import Callable
 from typing import Literal
 
 from cdi.atomic import make_directory
 from cdi.errors import CdiError
 from cdi.registry import scan
 from deviceplugin import lastknown
-from deviceplugin.broker import Broker
+from deviceplugin.broker import Broker, Recheck
 from deviceplugin.drains import Drains
 from deviceplugin.gpudevices import Choice, DeviceChooser
 from deviceplugin.instance import lock_files
@@ -109,12 +108,12 @@ class LateRecheck:
 
     def __init__(self) -> None:
         self._ready = threading.Event()
-        self._recheck: Callable[[], None] | None = None
+        self._recheck: Recheck | None = None
 
-    def set(self, recheck: Callable[[], None]) -> None:
+    def set(self, recheck: Recheck) -> None:
         self._recheck = recheck
         self._ready.set()
 
-    def __call__(self) -> None:
+    def __call__(self, *, release: bool = True) -> None:
         if self._ready.wait(RECHECK_S) and self._recheck is not None:
-            self._recheck()
+            self._recheck(release=release)

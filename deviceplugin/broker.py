@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 from msgspec import structs
@@ -22,7 +23,6 @@ from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
 from deviceplugin.plan.annotated import plan_container, same_ask, same_plan
-from deviceplugin.plan.enforcement import soft_bytes
 from deviceplugin.plan.model import (
     Allocation,
     ContainerAsk,
@@ -56,6 +56,12 @@ GRANT_REST_S = 0.01
 OFFER_REST_S = 1.0
 """How long after a grant the units on offer stay on their GPU, so that a pod's next container finds them there."""
 EMPTY = Advertisement(())
+
+
+class Recheck(Protocol):
+    """Looks at the kubelet once, and with `release` lets go at once of what is gone."""
+
+    def __call__(self, *, release: bool = True) -> None: ...
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -115,64 +121,44 @@ class Broker:
                 with contextlib.suppress(LedgerError):
                     ledger.remove(older.key)
             self._accounts.add(allocation)
+            self._holders.shares.recorded(allocation.key)
             self._generation = max(self._generation, allocation.generation)
         self._rebuild()
 
     # --- what front ends ask -------------------------------------------------------------------------------------
 
     def allocate(
-        self, resource: str, device_ids: Sequence[str], recheck: Callable[[], None] | None = None
+        self, resource: str, device_ids: Sequence[str], recheck: "Recheck | None" = None
     ) -> Allocation | Refusal:
-        """Grants shares durably, or refuses.
+        """Grants shares durably, or refuses. Containers of one pod that ask for the same shares have one allocation;
+        no other pod gets it.
 
         Args:
             recheck: looks at the kubelet once more and reports what it saw (`observe_kubelet`). Called without the
-                lock, and only where it matters: before a refusal for lack of room or a mode conflict, and where the
-                shares' live allocation would be planned differently now.
+                lock, and only where it matters: where the shares have a live allocation whose pod may be admitted
+                already, and before a refusal for lack of room or a mode conflict.
 
         Raises:
             LedgerError: the grant can't be recorded; nothing is granted.
         """
         wanted = tuple(sorted(device_ids))
         with self._lock:
-            outcome = None if self._outdated(resource, wanted) else self._allocate(resource, wanted)
-        if outcome is None or (isinstance(outcome, Refusal) and outcome.code is not RefusalCode.INVALID):
+            doubtful = self._holders.question(resource, wanted)
+            outcome = None if doubtful else self._allocate(resource, wanted)
+        if outcome is None:
             if recheck is not None:
-                recheck()
+                recheck(release=False)
+            with self._lock:
+                outcome = self._allocate(resource, wanted)
+        if isinstance(outcome, Refusal) and outcome.code is not RefusalCode.INVALID and recheck is not None:
+            recheck()
             with self._lock:
                 outcome = self._allocate(resource, wanted)
         return outcome
 
-    def _outdated(self, resource: str, wanted: tuple[str, ...]) -> bool:
-        """Whether these shares have a live allocation that would be planned differently now: then it matters
-        whether its pod is gone and this is a new one."""
-        live = self._accounts.newest(resource, wanted)
-        view = self._view.resources.get(resource)
-        if live is None or view is None or self._accounts.is_vacated(live.key):
-            return False
-        size, group = view.sizes.get(live.group), self._view.groups.get(live.group)
-        if size is None or group is None:
-            return True
-        count = len(live.device_ids)
-        given = view.enforcement_on(live.group)
-        now = structs.replace(
-            live,
-            gpus=group.gpus,
-            share_bytes=size.request_bytes,
-            limit_bytes=size.limit_bytes * count,
-            mode=view.resource.mode,
-            thread_percent=view.resource.thread_percent,
-            enforcement=given,
-            minimum=view.resource.enforcement,
-            soft_bytes=soft_bytes(given, group, self._accounts, size.request_bytes * count),
-            delivery=self._config.cdi.delivery,
-            gpu_kind=self._hard.kind,
-        )
-        return now != live
-
     def _allocate(self, resource: str, wanted: tuple[str, ...]) -> Allocation | Refusal:
-        live = self._accounts.newest(resource, wanted)
-        if live is not None and not self._accounts.is_vacated(live.key) and live.key not in self._releasing:
+        live, left = self._accounts.newest(resource, wanted), self._holders.left(resource, wanted)
+        if live is not None and live.key not in left and live.key not in self._releasing:
             self._holders.shares.renew(live.key)
             return live  # another container of the same pod, or the kubelet asks again
         view = self._view.resources.get(resource)
@@ -188,10 +174,13 @@ class Broker:
             gpu_kind=self._hard.kind,
         )
         if isinstance(outcome, Allocation):
-            outcome = structs.replace(outcome, created_unix_s=round(self._wall(), 3))
+            outcome = structs.replace(outcome, created_unix_s=round(self._wall(), 3), after=left)
             self._record(outcome)
             self._accounts.add(outcome)
+            if outcome.delivery is Delivery.BOTH:  # a runtime without CDI waits for no file
+                self._holders.may_start((outcome,))
             self._granted_at[resource] = self._monotonic()
+            self._note_vacated()
             self._mark_dirty(urgent=False)
         return outcome
 
@@ -559,6 +548,7 @@ class Broker:
                     return Refusal(RefusalCode.INVALID, f"{resource}: key {outcome.key} already names other shares")
                 self._record(outcome)
                 self._accounts.add(outcome)
+                self._holders.shares.recorded(outcome.key)
                 self._mark_dirty()
             return outcome
 
@@ -613,7 +603,9 @@ class Broker:
         daemon that they mount (empty without a daemon). Everything is checked against what mpsd said last: see
         plan.start."""
         with self._lock:
-            return self._permitted(self._accounts)
+            permitted = self._permitted(self._accounts)
+            self._holders.may_start(allocation for allocation, _ in permitted.values())
+            return permitted
 
     def grant(self, key: str) -> tuple[Allocation, str] | None:
         """What `permitted` has for one allocation."""
@@ -800,10 +792,10 @@ class Broker:
             return key in self._accounts and key not in self._releasing
 
     def predecessors(self, allocation: Allocation) -> set[str]:
-        """Older allocations of the same shares whose pod is gone, but which are not released yet."""
+        """Older allocations of the same shares, not released yet, that were another pod's or whose pod is gone."""
         with self._lock:
             mine = set(allocation.device_ids)
-            return {
+            return {key for key in allocation.after if key in self._accounts} | {
                 other.key
                 for other in self._accounts.on_gpu(allocation.gpus[0]).values()
                 if other.generation < allocation.generation

@@ -37,8 +37,26 @@ class Holders:
         return {allocation.key: tuple(self.pods(allocation)) for allocation in self._accounts}
 
     def vacated(self) -> set[str]:
-        """Allocations that were held once and are no more, as far as is known."""
-        return self.shares.vacated() | self._of(self.annotated.gone())
+        """Allocations that were held once and are no more, as far as is known. Shares that the kubelet has given to
+        another pod are of nobody else, whatever its checkpoint still says."""
+        passed_on = {key for allocation in self._shares() for key in allocation.after if key in self._accounts}
+        return self.shares.vacated() | passed_on | self._of(self.annotated.gone())
+
+    def question(self, resource: str, wanted: tuple[str, ...]) -> bool:
+        """Shares are asked for. Whether it takes a look at the kubelet, begun from now on, to tell whether another pod
+        had them: containers of one pod ask for the same ones again."""
+        doubtful = [a.key for a in self._accounts.overlapping(resource, wanted) if self.shares.is_doubtful(a.key)]
+        for key in doubtful:
+            self.shares.question(key)
+        return bool(doubtful)
+
+    def left(self, resource: str, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Allocations of any of these shares whose pod is not the one that asks for them now, the oldest first."""
+        return tuple(a.key for a in self._accounts.overlapping(resource, wanted) if self.shares.is_left(a.key))
+
+    def may_start(self, allocations: Iterable[Allocation]) -> None:
+        """Containers of these may start from now on."""
+        self.shares.may_start(a.key for a in allocations if a.container is None)
 
     def releasable(self, now_s: float, *, pressed: bool = False) -> set[str]:
         """Allocations that may go, as far as kubelet and runtime are concerned.
@@ -60,8 +78,9 @@ class Holders:
 
     def observe_kubelet(self, seen: Observation, judged: Mapping[str, int], now_s: float) -> None:
         """What the kubelet holds. `judged`: from `judgeable`, before it was asked."""
-        known = [a for a in self._shares() if judged.get(a.key) == self.shares.renewals(a.key)]
-        self.shares.observe(known, seen, now_s)
+        shares = list(self._shares())
+        unjudged = {a.key for a in shares if judged.get(a.key) != self.shares.renewals(a.key)}
+        self.shares.observe(shares, seen, now_s, unjudged)
 
     def kubelet_restarted(self, at_s: float) -> None:
         self.shares.kubelet_restarted(self._shares(), at_s)

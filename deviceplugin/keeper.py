@@ -8,6 +8,7 @@ checks that containers really carry our marker. Both compare desired with observ
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,14 +16,14 @@ from typing import Protocol
 from cdi.errors import CdiError
 from cdi.model import Spec
 from cdi.writer import Applied
-from deviceplugin import ids, owners, render
+from deviceplugin import ids, render
 from deviceplugin.broker import Broker
 from deviceplugin.enforced import EnforcementCheck
 from deviceplugin.hardlimits import LimitKeeper, LimitState, MarkedCgroup
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.kubelet.watch import Identity, socket_identity
-from deviceplugin.owners import Pods
+from deviceplugin.lastowners import LastOwners, living
 from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
 from deviceplugin.presence import Holder, Observation, Shares
 from mpsd.config.model import AnnotationsConfig
@@ -48,7 +49,6 @@ GUARD_S = 5.0
 CLIENTS_S = 10.0
 PRESSED_CLIENTS_S = 2.0
 """How long mpsd may take to look up GPU processes; the shorter one while an Allocate waits for it."""
-UNKNOWN_CLIENTS = GpuClients(error="mpsd does not know the GPU")
 
 Grant = tuple[Allocation, str]
 """An allocation that may start, and the directory of its daemon that it mounts."""
@@ -150,6 +150,12 @@ class Keeper:
             look_up=lambda uuids: self._look_up(uuids, CLIENTS_S),
             blind=blind,
             monotonic=monotonic,
+        )
+        self._last_owners = LastOwners(
+            broker,
+            look_up=lambda uuids: self._look_up(uuids, PRESSED_CLIENTS_S),
+            pod_processes=pod_processes,
+            pod_exists=self._pod_exists,
         )
         self._foreign: dict[str, str] = {}
         self._resent: set[str] = set()
@@ -260,7 +266,7 @@ class Keeper:
 
     def _write_all(self, permitted: Mapping[str, Grant], *, verify: bool) -> list[str]:
         changed = {key for key, grant in permitted.items() if self._published.get(key) != grant}
-        held_back = self._held_back([permitted[key][0] for key in changed])
+        held_back = self._last_owners.hold_back([permitted[key][0] for key in changed])
         with self._spec_lock:
             wanted = permitted.keys() if verify else changed
             # What was released since must not come back.
@@ -274,21 +280,6 @@ class Keeper:
             self.report.held_back = held_back
             self._attached.notify_all()
         return problems
-
-    def _held_back(self, young: Iterable[Allocation]) -> dict[str, str]:
-        """New allocations of shares on which a process of their last owner still lives (a pod deleted by force)."""
-        held_back: dict[str, str] = {}
-        for allocation in young:
-            older = self._broker.predecessors(allocation)
-            if not older:
-                continue
-            clients = self._look_up(allocation.gpus, PRESSED_CLIENTS_S)
-            unknown, alive = _living(allocation.gpus, clients, older, self._broker.pods())
-            if unknown:
-                held_back[allocation.key] = f"whether its last owner is gone can't be told: {unknown}"
-            elif alive:
-                held_back[allocation.key] = f"pid {alive} of the share's last owner still uses the GPU"
-        return held_back
 
     def _verify(self, permitted: Mapping[str, Grant]) -> list[str]:
         """Makes the directory exactly what is permitted, whatever was in it."""
@@ -373,9 +364,9 @@ class Keeper:
                 self._look.clear()
                 self._stop.wait(SETTLE_S)
 
-    def recheck(self) -> None:
-        """Before a refusal: looks at the kubelet once and lets go at once of what is gone."""
-        if self.observe():
+    def recheck(self, *, release: bool = True) -> None:
+        """While an Allocate waits: looks at the kubelet once and, before a refusal, lets go at once of what is gone."""
+        if self.observe() and release:
             self.collect(pressed=True)
 
     def name_holders(self) -> None:
@@ -405,7 +396,8 @@ class Keeper:
                 return False  # whose answer it was can't be told
             self._note_kubelet("")
             entries, self.report.checkpoint_error = self._read_checkpoint()
-            seen = observation(containers, entries, self._pod_exists)
+            holders = {uid for uids in self._broker.pods().values() for uid in uids}
+            seen = observation(containers, entries, self._pod_exists, holders)
             uuids = {gpu.info.uuid for gpu in self._broker.gpus()}
             reserved = reservations(containers, self._broker.config.annotations, uuids)
             foreign = foreign_holders(containers, self._broker.resource_names(), uuids, reserved)
@@ -493,7 +485,7 @@ class Keeper:
 
     def _release(self, allocation: Allocation, clients: Mapping[str, GpuClients], *, pressed: bool) -> str:
         """Releases one allocation; why it stays, or nothing."""
-        unknown, alive = _living(allocation.gpus, clients, {allocation.key}, self._broker.pods())
+        unknown, alive = living(allocation.gpus, clients, {allocation.key}, self._broker.pods())
         if unknown:
             return f"mpsd can't say whether its processes live: {unknown}"
         if alive:
@@ -531,45 +523,44 @@ class Keeper:
         self.report.limits, self.report.limit_drifts = self._limits.report, self._limits.drifts
 
 
-def _living(
-    gpus: Iterable[str], clients: Mapping[str, GpuClients], keys: Collection[str], pods: Pods
-) -> tuple[str, str]:
-    """Why it can't be told, and the PIDs (some, as text) of processes of these allocations on the GPUs (pure)."""
-    found = [clients.get(gpu, UNKNOWN_CLIENTS) for gpu in gpus]
-    error = next((gpu.error for gpu in found if gpu.error), "")
-    # Their pods are gone: whatever of these still runs holds them all, whichever it says it has.
-    gone = {uid for key in keys for uid in pods.get(key, ())}
-    clients_of = (
-        c for gpu in found for c in gpu.clients if c.pod_uid in gone or any(owners.is_of(c, key, pods) for key in keys)
-    )
-    return error, owners.pids(clients_of)
-
-
 def observation(
-    containers: Containers, entries: list[checkpoint.Entry] | None, pod_exists: Callable[[str], bool]
+    containers: Containers,
+    entries: list[checkpoint.Entry] | None,
+    pod_exists: Callable[[str], bool],
+    holders: Collection[str] = (),
 ) -> Observation:
-    """Joins PodResources and the checkpoint's entries, less those whose pod directory is gone."""
+    """Joins PodResources and the checkpoint's entries, less those whose pod directory is gone.
+
+    Args:
+        holders: UIDs of pods that were seen to hold something.
+    """
+    removed = frozenset(uid for uid in holders if not pod_exists(uid))
     listed: dict[Shares, Holder] = {}
     for (namespace, pod, container), by_resource in containers.items():
         for resource, device_ids in by_resource.items():
             listed[resource, device_ids] = Holder(namespace, pod, container)
     if entries is None:
-        return Observation(listed, None)
+        return Observation(listed, None, removed=removed)
     exists = {uid: pod_exists(uid) for uid in {entry.pod_uid for entry in entries}}
     live = [entry for entry in entries if exists[entry.pod_uid]]
-    # PodResources names pods, the checkpoint their UIDs; one container in both names the pod of the others.
+    # PodResources names pods, the checkpoint their UIDs; one container in both names the pod of the others. Not where
+    # two pods have the same shares in containers of the same name: one of them is being deleted.
+    places = Counter((entry.resource, entry.device_ids, entry.container) for entry in live)
     names: dict[str, tuple[str, str]] = {}
     for entry in live:
         shown = listed.get((entry.resource, entry.device_ids))
-        if shown is not None and shown.container == entry.container:
+        place = (entry.resource, entry.device_ids, entry.container)
+        if shown is not None and shown.container == entry.container and places[place] == 1:
             names[entry.pod_uid] = (shown.namespace, shown.pod)
-    held = {
-        (entry.resource, entry.device_ids): Holder(
-            *names.get(entry.pod_uid, ("", "")), entry.container, entry.pod_uid, entry.allocation_key
-        )
-        for entry in live
-    }
-    return Observation(listed, held)
+    held: dict[Shares, Holder] = {}
+    keyed: dict[str, Holder] = {}
+    for entry in live:
+        name = names.get(entry.pod_uid, ("", ""))
+        holder = Holder(*name, entry.container, entry.pod_uid, entry.allocation_key)
+        held[entry.resource, entry.device_ids] = holder
+        if entry.allocation_key is not None:
+            keyed[entry.allocation_key] = holder
+    return Observation(listed, held, keyed, removed)
 
 
 def missing_records(

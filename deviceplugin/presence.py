@@ -1,18 +1,22 @@
-"""Is an allocation still held? Judged from what the kubelet shows (pure; the caller brings times and observations).
+"""Is an allocation still held, and whose is it? Judged from what the kubelet shows (pure; the caller brings times and
+observations).
 
 An allocation may go when, for long enough, PodResources does not show it and no entry of the kubelet's checkpoint whose
 pod directory exists names it. PodResources omits plain init containers, which is why the checkpoint has a say; the
-checkpoint keeps stale entries, which is why the pod directory has one (both verified on kubelet 1.36.2).
+checkpoint keeps stale entries, which is why the pod directory has one (both verified on kubelet 1.36.2). Where the
+directories of all pods that held it are gone, its end is proven and it may go at once.
+
+One that was ever shown is past its pod's admission: only another pod can ask for its shares (docs/adr/0014).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from deviceplugin.plan.model import Allocation
 
 ABSENT_S = 15.0
-"""How long an allocation must be absent before it is released."""
+"""How long an allocation must be absent before it is released, unless its end is proven."""
 ABSENT_AFTER_RESTART_S = 60.0
 """How long after a kubelet restart an allocation from before it is held, unless the new kubelet has shown it: it shows
 pods late."""
@@ -36,23 +40,31 @@ class Observation(msgspec.Struct, frozen=True):
 
     `listed`: PodResources, one entry per container and resource. `checkpointed`: entries of the checkpoint whose pod
     directory exists, or None where the checkpoint can't be read: unknown is not absent, so nothing is believed gone.
+    Of several entries with the same shares it has one; `keyed` has each by the key of its cached answer. `removed`:
+    of the pods that were seen to hold something, those whose directory is gone.
     """
 
     listed: dict[Shares, Holder]
     checkpointed: dict[Shares, Holder] | None
+    keyed: dict[str, Holder] = {}
+    removed: frozenset[str] = frozenset()
 
 
 class Presence:
     """Since when each allocation is absent, and who holds it. State of one owner; times are monotonic seconds.
 
-    `seen` allocations were shown by the kubelet that runs now. `older` ones were granted before it started and not
-    shown by it yet.
+    `seen` allocations were shown by the kubelet that runs now, `shown` ones by any, ever. `older` ones were granted
+    before this kubelet started and not shown by it yet. `startable` ones had the permission to start.
     """
 
     def __init__(self) -> None:
         self._absent_since_s: dict[str, float] = {}
         self._seen: set[str] = set()
+        self._shown: set[str] = set()
+        self._listed: set[str] = set()
+        self._startable: set[str] = set()
         self._older: set[str] = set()
+        self._ended: set[str] = set()
         self._holders: dict[str, Holder] = {}
         self._pods: dict[str, dict[str, Holder]] = {}
         self._checkpoint_only: set[str] = set()
@@ -67,18 +79,52 @@ class Presence:
         self._absent_since_s.clear()
         self._seen.clear()
 
+    # --- whose it is ---------------------------------------------------------------------------------------------
+
+    def recorded(self, key: str) -> None:
+        """The allocation is of an earlier run of ours: its pod's admission is over."""
+        self._shown.add(key)
+
+    def may_start(self, keys: Iterable[str]) -> None:
+        """Containers of these allocations may start from now on, so their pods may live and go unseen."""
+        self._startable.update(keys)
+
+    def is_doubtful(self, key: str) -> bool:
+        """Whether who asks for its shares may be another pod than the one that has them."""
+        return key in self._shown or key in self._startable
+
+    def question(self, key: str) -> None:
+        """Its shares are asked for: only what the kubelet shows from now on tells by whom."""
+        self._listed.discard(key)
+        self._renewals[key] = self._renewals.get(key, 0) + 1
+
+    def is_left(self, key: str) -> bool:
+        """Whether who asks for its shares is another pod, after a look that began after `question`."""
+        return key in self._shown and key not in self._listed
+
     def renew(self, key: str) -> None:
         """The allocation was given out again just now: its new holder may not be shown yet."""
         self._absent_since_s.pop(key, None)
         self._seen.discard(key)
+        self._ended.discard(key)
         self._renewals[key] = self._renewals.get(key, 0) + 1
 
     def renewals(self, key: str) -> int:
-        """How often it was given out again. An observation begun before the last time says nothing about it."""
+        """How often it was given out again or asked for. An observation begun before the last time says nothing about
+        it."""
         return self._renewals.get(key, 0)
 
-    def observe(self, allocations: Iterable[Allocation], seen: Observation, now_s: float) -> None:
-        """Takes in one observation."""
+    # --- is it held ----------------------------------------------------------------------------------------------
+
+    def observe(
+        self, allocations: Iterable[Allocation], seen: Observation, now_s: float, unjudged: Collection[str] = ()
+    ) -> None:
+        """Takes in one observation.
+
+        Args:
+            allocations: all live ones.
+            unjudged: keys of those that it says nothing about: they stay as they were.
+        """
         newest: dict[Shares, Allocation] = {}
         everything = list(allocations)
         for allocation in everything:
@@ -86,30 +132,53 @@ class Presence:
             if shares not in newest or newest[shares].generation < allocation.generation:
                 newest[shares] = allocation
         live = {allocation.key for allocation in everything}
-        for gone in self._absent_since_s.keys() - live:
-            del self._absent_since_s[gone]
-        self._renewals = {key: count for key, count in self._renewals.items() if key in live}
-        self._seen &= live
-        self._older &= live
+        self._keep(live)
         self._observed_s = now_s
-        self._holders = {}
-        self._checkpoint_only = set()
         for allocation in everything:
+            key = allocation.key
+            if key in unjudged:
+                continue
             shares = (allocation.resource, allocation.device_ids)
-            holder = _holder(shares, seen)
-            superseded = newest[shares].key != allocation.key
-            if holder is not None and not superseded:
-                self._holders[allocation.key] = holder
-                self._remember(allocation.key, holder)
-                self._seen.add(allocation.key)
-                self._older.discard(allocation.key)
-                if shares not in seen.listed:
-                    self._checkpoint_only.add(allocation.key)
-                self._absent_since_s.pop(allocation.key, None)
+            own = newest[shares].key == key
+            listed = seen.listed.get(shares) if own else None
+            entry = seen.keyed.get(key) or (_entry(key, shares, seen, live) if own else None)
+            for keys in (self._listed, self._checkpoint_only, self._ended):
+                keys.discard(key)
+            self._holders.pop(key, None)
+            if listed is not None or entry is not None:
+                self._held(key, listed, entry)
             elif seen.checkpointed is None:
-                self._absent_since_s.pop(allocation.key, None)
+                self._absent_since_s.pop(key, None)
             else:
-                self._absent_since_s.setdefault(allocation.key, now_s)
+                self._absent_since_s.setdefault(key, now_s)
+            if listed is None and entry is None and (pods := self._pods.get(key)) and seen.removed >= pods.keys():
+                self._absent_since_s.setdefault(key, now_s)
+                self._ended.add(key)
+
+    def _keep(self, live: set[str]) -> None:
+        """Forgets what is no longer live."""
+        self._absent_since_s = {key: since_s for key, since_s in self._absent_since_s.items() if key in live}
+        self._renewals = {key: count for key, count in self._renewals.items() if key in live}
+        self._holders = {key: holder for key, holder in self._holders.items() if key in live}
+        kept = (self._seen, self._shown, self._listed, self._startable, self._older, self._ended, self._checkpoint_only)
+        for keys in kept:
+            keys.intersection_update(live)
+
+    def _held(self, key: str, listed: Holder | None, entry: Holder | None) -> None:
+        holder = listed or entry
+        if listed is None:
+            self._checkpoint_only.add(key)
+        else:
+            self._listed.add(key)
+            if entry is not None and entry.key in (None, key):
+                holder = Holder(listed.namespace, listed.pod, listed.container, entry.pod_uid, entry.key)
+        assert holder is not None
+        self._holders[key] = holder
+        self._remember(key, holder)
+        self._seen.add(key)
+        self._shown.add(key)
+        self._older.discard(key)
+        self._absent_since_s.pop(key, None)
 
     def _remember(self, key: str, holder: Holder) -> None:
         # An entry with another key is that of an earlier pod on the same shares, whose directory is still there.
@@ -136,8 +205,9 @@ class Presence:
         return self._checkpoint_only
 
     def vacated(self) -> set[str]:
-        """Allocations that this kubelet held once and no longer does. One never seen may still be on its way."""
-        return set(self._absent_since_s) & self._seen
+        """Allocations that this kubelet held once and no longer does, or whose end is proven. One never seen may still
+        be on its way."""
+        return (set(self._absent_since_s) & self._seen) | self._ended
 
     def releasable(self, now_s: float, *, pressed: bool = False) -> set[str]:
         """Allocations that may go, as far as the kubelet is concerned.
@@ -150,12 +220,11 @@ class Presence:
         gone = {key for key, since_s in self._absent_since_s.items() if now_s - since_s >= ABSENT_S}
         if now_s - self._restart_s < ABSENT_AFTER_RESTART_S:
             gone -= self._older
+        gone |= self._ended
         return gone | self.vacated() if pressed else gone
 
 
-def _holder(shares: Shares, seen: Observation) -> Holder | None:
-    listed = seen.listed.get(shares)
-    checkpointed = seen.checkpointed.get(shares) if seen.checkpointed is not None else None
-    if listed is None or checkpointed is None:
-        return listed or checkpointed
-    return Holder(listed.namespace, listed.pod, listed.container, checkpointed.pod_uid, checkpointed.key)
+def _entry(key: str, shares: Shares, seen: Observation, live: Collection[str]) -> Holder | None:
+    """The checkpoint's entry with the newest allocation's shares, unless it is known to be an earlier pod's."""
+    entry = seen.checkpointed.get(shares) if seen.checkpointed is not None else None
+    return None if entry is not None and entry.key != key and entry.key in live else entry

@@ -151,9 +151,9 @@ class Services:
         self._kubelet.close()
         self._specs.close()
 
-    def recheck(self) -> None:
+    def recheck(self, *, release: bool = True) -> None:
         """See Keeper.recheck."""
-        self._keeper.recheck()
+        self._keeper.recheck(release=release)
 
     def status(self) -> PluginStatus:
         """The plugin as it is now; a young allocation is looked up at the kubelet first, so that its pod has a name."""

@@ -1,5 +1,6 @@
 """A keeper and a broker with every neighbour faked and a clock that is set by hand."""
 
+import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from cdi.errors import CdiError, SpecFileError
 from cdi.model import Spec
 from cdi.writer import Applied
+from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.broker import Broker
 from deviceplugin.drains import Drains
 from deviceplugin.hardlimits import MarkedCgroup
@@ -25,6 +27,12 @@ from tests.builders import CANNOT, config, fixed, info, reported, resource, snap
 
 SHARE = device_id(uuid(0), 0)
 CONFIG = config(resource("a", fixed(8)), resource("b", fixed(40)), resource("u", units()))
+
+
+def answer_with(key: str) -> str:
+    """A cached answer, as a checkpoint has it."""
+    answer = pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=f"gpufrac.dev/allocation=s{key}")])
+    return base64.b64encode(answer.SerializeToString()).decode()
 
 
 class FakeSpecs:

@@ -9,7 +9,7 @@ import grpc
 from deviceplugin import render
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
-from deviceplugin.broker import Broker, desired_allocation
+from deviceplugin.broker import Broker, Recheck, desired_allocation
 from deviceplugin.ledger import LedgerError
 from deviceplugin.plan.advertise import Advertisement
 from deviceplugin.plan.model import Allocation, Device, Refusal, RefusalCode
@@ -35,9 +35,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         on_stream_end: called when a kubelet's list stream ends while we are not stopping.
     """
 
-    def __init__(
-        self, resource: str, broker: Broker, recheck: Callable[[], None], on_stream_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, resource: str, broker: Broker, recheck: Recheck, on_stream_end: Callable[[], None]) -> None:
         self._resource = resource
         self._broker = broker
         self._recheck = recheck

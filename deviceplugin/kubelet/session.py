@@ -18,7 +18,7 @@ import grpc
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
-from deviceplugin.broker import Broker
+from deviceplugin.broker import Broker, Recheck
 from deviceplugin.kubelet.rpcerror import describe
 from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
 from deviceplugin.kubelet.watch import Identity, socket_identity
@@ -62,7 +62,7 @@ class Session:
         directory: str,
         socket_name: str,
         broker: Broker,
-        recheck: Callable[[], None],
+        recheck: Recheck,
         on_registered: Callable[[], None] = lambda: None,
     ) -> None:
         self.resource = resource

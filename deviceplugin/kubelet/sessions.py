@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
 
-from deviceplugin.broker import Broker
+from deviceplugin.broker import Broker, Recheck
 from deviceplugin.kubelet.session import Session
 from mpsd.config.model import socket_name
 from mpsd.log import get_logger
@@ -18,7 +17,7 @@ ENDING_S = 2.0
 class Sessions:
     """Starts and ends sessions as the broker's resources come and go. Thread-safe."""
 
-    def __init__(self, directory: str, broker: Broker, recheck: Callable[[], None]) -> None:
+    def __init__(self, directory: str, broker: Broker, recheck: Recheck) -> None:
         self._directory, self._broker, self._recheck = directory, broker, recheck
         self._lock = threading.Lock()
         self._registered = threading.Condition()

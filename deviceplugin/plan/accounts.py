@@ -129,6 +129,11 @@ class Accounts:
         same = [a for a in holders if a.device_ids == device_ids]
         return max(same, key=lambda a: a.generation, default=None)
 
+    def overlapping(self, resource: str, device_ids: tuple[str, ...]) -> list[Allocation]:
+        """Live allocations of any of these shares, the oldest first."""
+        found = {a.key: a for share in device_ids for a in self._by_share.get((resource, share), ())}
+        return sorted(found.values(), key=lambda a: a.generation)
+
     def held_shares(self, resource: str) -> dict[str, bool]:
         """All shares of the resource that count: share -> whether the kubelet still holds it."""
         held: dict[str, bool] = {}

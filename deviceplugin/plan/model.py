@@ -304,6 +304,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     `enforcement` is the level it was granted with, `minimum` the least its resource accepts. `soft_bytes` is what the
     driver protects from eviction: the request, or 0 where nobody may borrow, so that nothing can leak.
 
+    `after` are the keys of other pods' allocations that had some of its shares when it was granted: when it starts, no
+    process of theirs may live.
+
     `container` is whose it is, of annotated containers only: shares are the kubelet's to give. With GPUs of several
     groups `group` is empty: no daemon serves it. `asked_request_bytes` and `asked_limit_bytes` are what its annotations
     say, which may be more than it got.
@@ -329,6 +332,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Delivery = Delivery.CDI
     created_unix_s: UnixSeconds = 0.0
     adopted: bool = False
+    after: tuple[str, ...] = ()
     container: ContainerRef | None = None
     asked_request_bytes: Bytes = 0
     asked_limit_bytes: Bytes = 0

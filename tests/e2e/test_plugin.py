@@ -32,6 +32,11 @@ from tests.waiting import WAIT_S
 pytestmark = pytest.mark.leaks_ok("gRPC keeps pollers, and channels close late")
 
 
+ONE_SHARE = f"""
+  - {{name: {BIG}, memory: {{request: 60Gi}}, compute: {{mode: sm-sharing}}}}
+"""
+
+
 @pytest.fixture
 def node(short_tmp: Path) -> Iterator[PluginNode]:
     with plugin_node(short_tmp) as made:
@@ -42,6 +47,29 @@ def key(pod: AdmittedPod, container: str = "main") -> str:
     edits = pod.container(container).edits
     assert edits is not None
     return edits.env["GPUFRAC_ALLOCATION"]
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_a_share_whose_last_pod_was_deleted_by_force_waits_for_its_processes(short_tmp: Path, observed: bool) -> None:
+    """At once, as a controller's new pod does: sooner than anybody looks."""
+    node = PluginNode(short_tmp, gpus=1, resources=ONE_SHARE)
+    try:
+        node.start(BIG)
+        first = node.admit_running("a", BIG)
+        if observed:
+            node.until_status(lambda s: s.allocations[0].pod == "a")
+        node.kubelet.delete(first, force=True)
+        second = node.admit("a", BIG)
+        assert second.phase == "Admitted", second.message
+        assert second.container().devices == first.container().devices
+        waits = node.until_status(lambda s: any("last owner" in a.reason for a in s.allocations))
+        assert second.container().pid is None
+        assert {a.key for a in waits.allocations} > {key(first)}
+        node.kubelet.end_leftovers()
+        assert node.kubelet.wait_settled([second], WAIT_S)
+        assert key(second) != key(first)
+    finally:
+        node.close()
 
 
 def test_a_pod_gets_its_share_its_daemon_and_its_limit(node: PluginNode) -> None:

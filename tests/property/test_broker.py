@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -30,7 +31,8 @@ from mpsd.config.model import (
     TrustPolicy,
 )
 from mpsd.gpu.model import GpuHealth, Mode
-from mpsd.snapshot import DaemonState, DaemonStatus, HardLimits
+from mpsd.processes import PodProcess
+from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient, HardLimits
 from tests.builders import (
     CAN,
     CANNOT,
@@ -45,7 +47,7 @@ from tests.builders import (
     snapshot,
     units,
 )
-from tests.world import World
+from tests.world import World, answer_with
 
 RESOURCES = (
     resource("a", fixed(8)),
@@ -535,3 +537,218 @@ class Limits(RuleBasedStateMachine):
 
 Limits.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestLimits = Limits.TestCase
+
+
+class ModelPod(msgspec.Struct, eq=False):
+    """A pod of the modelled kubelet. `granted`: container -> its allocation; `plain` are plain init containers.
+    `active`: the kubelet counts it; `runs`: its process lives; `on_gpu`: and holds memory of a GPU."""
+
+    uid: str
+    name: str
+    granted: dict[str, Allocation]
+    plain: tuple[str, ...] = ()
+    active: bool = True
+    started: bool = False
+    runs: bool = False
+    on_gpu: bool = False
+
+    @property
+    def shares(self) -> set[tuple[str, str]]:
+        return {(a.resource, share) for a in self.granted.values() for share in a.device_ids}
+
+
+class Pods(RuleBasedStateMachine):
+    """Pods come and go on few shares, as a kubelet admits and forgets them: plain init containers pass shares on, pods
+    are deleted by force while their processes live, names come back, entries of the checkpoint go stale, and kubelet
+    and plugin restart. No share has two pods' processes, and no allocation two pods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.mkdtemp(prefix="gf-", dir="/tmp")
+        self.world = World(Path(self.directory), config(resource("b", fixed(30)), resource("u", units(10))), gpus=1)
+        self.pods: list[ModelPod] = []
+        self.count = 0
+
+    # --- the kubelet
+
+    def active(self) -> list[ModelPod]:
+        return [pod for pod in self.pods if pod.active]
+
+    def show(self) -> None:
+        """What PodResources lists: app containers of the pods that count."""
+        self.world.kubelet.containers = {
+            ("ns", pod.name, container): {a.resource: a.device_ids}
+            for pod in self.active()
+            for container, a in pod.granted.items()
+            if container not in pod.plain
+        }
+
+    def write_checkpoint(self) -> None:
+        """As at each allocation; entries of others stay until then."""
+        self.world.write_checkpoint(
+            [
+                self.world.checkpoint(a, pod.uid) | {"ContainerName": container, "AllocResp": answer_with(a.key)}
+                for pod in self.active()
+                for container, a in pod.granted.items()
+            ]
+        )
+
+    def pod_directory(self, pod: ModelPod) -> Path:
+        return self.world.root / "pods" / pod.uid
+
+    def ask(self, pod: ModelPod, container: str, name: str, ids: Sequence[str]) -> Allocation | None:
+        self.show()
+        outcome = self.world.broker.allocate(name, ids, self.world.keeper.recheck)
+        if isinstance(outcome, Refusal):
+            return None
+        pod.granted[container] = outcome
+        self.show()
+        self.write_checkpoint()
+        return outcome
+
+    @rule(
+        data=st.data(),
+        name=st.sampled_from(["b", "u"]),
+        init=st.sampled_from([0, 0, 1, 2]),
+        more=st.integers(0, 2),
+        as_before=st.booleans(),
+        between=st.sampled_from(["", "", "look", "attach"]),
+    )
+    def admit(self, data: st.DataObject, name: str, init: int, more: int, as_before: bool, between: str) -> None:
+        """`init`: units, or the one share, that a plain init container asks for first."""
+        world, resource_name = self.world, f"gpufrac.dev/{name}"
+        self.count += 1
+        known = {pod.name for pod in self.active()}
+        free_names = sorted({pod.name for pod in self.pods} - known) if as_before else []
+        pod = ModelPod(f"uid-{self.count}", free_names[0] if free_names else f"p{self.count}", {})
+        published = world.broker.wait_list(resource_name, -1, 0, lambda: False)
+        taken = {share for other in self.active() for share in other.shares}
+        assert published is not None
+        free = [d.id for d in published.advertisement.devices if d.healthy and (resource_name, d.id) not in taken]
+        init = min(init, 1) if name == "b" else init
+        size = 1 if name == "b" else max(1, init + more)
+        if len(free) < size:
+            return
+        ids = data.draw(st.permutations(free))[:size]
+        self.pods.append(pod)
+        earlier = {a.key for other in self.pods if other.started for a in other.granted.values()}
+        if init:
+            pod.plain = ("i",)
+            first = self.ask(pod, "i", resource_name, ids[:init])
+            if between == "attach":
+                world.tell()
+                world.keeper.attach()
+            elif between == "look":
+                world.now_s += 2
+                world.keeper.observe()
+            if first is not None:
+                again = self.ask(pod, "c", resource_name, ids)
+                if again is not None and len(ids) == init:
+                    assert again == first, "containers of one pod lost each other's allocation"
+        else:
+            self.ask(pod, "c", resource_name, ids)
+        if "c" not in pod.granted:
+            pod.active = False  # refused
+            return
+        self.pod_directory(pod).mkdir()
+        assert earlier.isdisjoint(a.key for a in pod.granted.values()), "a pod was given another pod's allocation"
+        world.tell()
+        world.keeper.attach()
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data(), on_gpu=st.booleans())
+    def start(self, data: st.DataObject, on_gpu: bool) -> None:
+        """A container starts where its files are there."""
+        waiting = [pod for pod in self.active() if not pod.runs]
+        if not waiting:
+            return
+        pod = data.draw(st.sampled_from(waiting))
+        if any(a.key not in self.world.specs.files for a in pod.granted.values()):
+            return
+        for other in self.pods:
+            assert not (other is not pod and other.runs and other.shares & pod.shares), "a share has two processes"
+        pod.started = pod.runs = True
+        pod.on_gpu = on_gpu
+        self.tell_processes()
+
+    @precondition(lambda self: any(pod.runs for pod in self.pods))
+    @rule(data=st.data())
+    def take_memory(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from([pod for pod in self.pods if pod.runs])).on_gpu = True
+        self.tell_processes()
+
+    def tell_processes(self) -> None:
+        world = self.world
+        world.mpsd.on_gpu = {
+            world.infos[0].uuid: tuple(
+                GpuClient(pid=n, allocation_key=pod.granted["c"].key, pod_uid=pod.uid)
+                for n, pod in enumerate(self.pods, 100)
+                if pod.runs and pod.on_gpu
+            )
+        }
+        world.processes = {
+            pod.uid: [PodProcess(n, "c", pod.granted["c"].key, "python")]
+            for n, pod in enumerate(self.pods, 100)
+            if pod.runs
+        }
+
+    @precondition(lambda self: any(pod.active for pod in self.pods))
+    @rule(data=st.data(), force=st.booleans())
+    def delete(self, data: st.DataObject, force: bool) -> None:
+        pod = data.draw(st.sampled_from(self.active()))
+        pod.active = False
+        if not (force and pod.runs):
+            self.end(pod)
+        self.show()
+
+    @precondition(lambda self: any(pod.runs and not pod.active for pod in self.pods))
+    @rule(data=st.data())
+    def end_leftover(self, data: st.DataObject) -> None:
+        self.end(data.draw(st.sampled_from([pod for pod in self.pods if pod.runs and not pod.active])))
+
+    def end(self, pod: ModelPod) -> None:
+        pod.runs = pod.on_gpu = False
+        if self.pod_directory(pod).exists():
+            self.pod_directory(pod).rmdir()
+        self.tell_processes()
+
+    @rule(seconds=st.sampled_from([0.3, 1, 5, 20, 100]))
+    def look(self, seconds: float) -> None:
+        self.world.pass_time(seconds)
+        self.world.tell()
+        self.world.keeper.attach()
+
+    @rule()
+    def kubelet_restarts(self) -> None:
+        self.write_checkpoint()  # it starts by dropping what is stale
+        self.world.start_kubelet()
+
+    @rule(seen=st.booleans())
+    def plugin_restarts(self, seen: bool) -> None:
+        """`seen`: it looked at the kubelet before anybody asks."""
+        if seen:
+            self.world.restart()
+        else:
+            self.world.kubelet.down = True
+            self.world.restart()
+            self.world.kubelet.down = False
+
+    # --- what must hold
+
+    @invariant()
+    def what_runs_or_is_admitted_is_booked(self) -> None:
+        live = {a.key for a in self.world.broker.allocations()}
+        for pod in self.pods:
+            if pod.active or (pod.runs and pod.on_gpu):
+                assert {a.key for c, a in pod.granted.items() if c not in pod.plain} <= live
+        gpu = self.world.infos[0]
+        held = self.world.broker.inspect().held[gpu.uuid]
+        assert held.granted_bytes <= gpu.memory_total_bytes
+
+    def teardown(self) -> None:
+        self.world.ledger.close()
+        shutil.rmtree(self.directory)
+
+
+Pods.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestPods = Pods.TestCase

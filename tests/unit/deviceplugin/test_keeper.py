@@ -24,7 +24,7 @@ from mpsd.plan import namespace_of
 from mpsd.processes import PodProcess
 from mpsd.snapshot import DaemonState, DaemonStatus, Desired, GpuClient
 from tests.builders import CANNOT, config, fixed, info, reported, resource, snapshot, status, units, uuid
-from tests.world import CONFIG, SHARE, World
+from tests.world import CONFIG, SHARE, World, answer_with
 
 
 @pytest.fixture
@@ -388,10 +388,12 @@ def test_a_pod_in_admission_on_reused_shares_does_not_lose_them_to_its_next_cont
     world.run(first, pod="old")
     world.keeper.observe()
     world.kubelet.containers.clear()  # the old pod is gone, unobserved; a new one gets its share
-    assert world.broker.allocate(first.resource, first.device_ids, world.keeper.recheck) == first
+    new = world.broker.allocate(first.resource, first.device_ids, world.keeper.recheck)
+    assert isinstance(new, Allocation)
+    assert new.key != first.key
     outcome = world.broker.allocate("gpufrac.dev/b", [device_id(uuid(0), 1)], world.keeper.recheck)
     assert isinstance(outcome, Refusal)
-    assert first.key in {a.key for a in world.broker.allocations()}
+    assert new.key in {a.key for a in world.broker.allocations()}
 
 
 def test_an_allocation_given_out_again_during_the_look_at_its_processes_is_not_released(world: World) -> None:
@@ -411,14 +413,16 @@ def test_a_list_that_was_on_its_way_when_shares_were_given_out_again_says_nothin
     world.run(got, pod="old")
     world.keeper.observe()
     world.keeper.observe()
-    world.kubelet.on_list = lambda: world.broker.allocate(got.resource, got.device_ids)
+    again: list[Allocation | Refusal] = []
+    world.kubelet.on_list = lambda: again.append(world.broker.allocate(got.resource, got.device_ids))
     world.keeper.observe()  # still shows the old pod
+    (new,) = again
     world.kubelet.on_list = lambda: None
     world.kubelet.containers.clear()  # the new one is in admission
     assert isinstance(world.broker.allocate("gpufrac.dev/b", [device_id(uuid(0), 0)], world.keeper.recheck), Allocation)
     outcome = world.broker.allocate("gpufrac.dev/b", [device_id(uuid(0), 1)], world.keeper.recheck)
     assert isinstance(outcome, Refusal)
-    assert got in world.broker.allocations()
+    assert new in world.broker.allocations()
 
 
 def test_the_first_list_of_a_new_kubelet_releases_nothing(world: World) -> None:
@@ -482,15 +486,6 @@ def test_an_init_container_without_a_record_is_adopted_and_a_dead_pods_key_is_no
     world.write_checkpoint(entries)
     world.keeper.observe()
     assert [(a.key, a.device_ids) for a in world.broker.allocations()] == [("a" * 20, lost.device_ids)]
-
-
-def answer_with(key: str) -> str:
-    import base64
-
-    from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-
-    answer = pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=f"gpufrac.dev/allocation=s{key}")])
-    return base64.b64encode(answer.SerializeToString()).decode()
 
 
 def test_missing_device_nodes_wait_and_do_not_refuse(world: World) -> None:
@@ -871,7 +866,7 @@ def test_an_answer_names_what_will_be_mounted_before_mpsd_made_it(short_tmp: Pat
     known = lastknown.without_moments(world.broker.gpus())
     world.broker = world.open_broker(cfg)
     world.broker.restore(known, CANNOT)
-    service = DevicePlugin("gpufrac.dev/pair", world.broker, lambda: None, lambda: None)
+    service = DevicePlugin("gpufrac.dev/pair", world.broker, world.keeper.recheck, lambda: None)
     request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["pair0::1"])])
     (answer,) = service.Allocate(request, context=None).container_responses  # type: ignore[arg-type]
     (mount,) = answer.mounts

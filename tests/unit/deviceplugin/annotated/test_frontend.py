@@ -617,7 +617,7 @@ def test_annotations_lower_the_limit_of_a_share_for_as_long_as_it_lives(node: No
     assert node.mpsd.set_calls == [(uuid(0), directory, 4 * GIB, 4 * GIB)]
     node.restart()
     assert node.broker.allocations()[0].limit_bytes == 4 * GIB
-    again = node.broker.allocate(share.resource, [SHARE])
+    again = node.broker.allocate(share.resource, [SHARE], node.keeper.recheck)
     assert again == lowered, "another container of the pod on the same share"
 
 
