@@ -10,6 +10,7 @@ from deviceplugin.endings import MARGIN_S, Endings
 from mpsd.errors import TransientError
 from mpsd.gpu.model import Mode
 from tests.builders import config, fixed, resource
+from tests.waiting import WAIT_S
 from tests.world import World
 
 
@@ -28,7 +29,7 @@ class Mpsd:
 
     def wait(self, count: int) -> bool:
         with self.called:
-            return self.called.wait_for(lambda: len(self.calls) >= count, 5)
+            return self.called.wait_for(lambda: len(self.calls) >= count, WAIT_S)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from mpsd.errors import ConfigError, TransientError
 from mpsd.plan import DAEMON_MARKER, DaemonSpec
 from mpsd.state import StateFile
 from tests.unit.mpsd.daemon.fakes import Scripted
+from tests.waiting import WAIT_S
 
 DAEMON = """
 import os, select, socket, sys
@@ -128,7 +129,7 @@ def test_a_binary_is_asked_only_where_the_driver_may_have_it(node: Node) -> None
 )
 def test_a_binary_that_does_not_tell_is_no_proof_that_it_lacks_protocol_3(node: Node, script: str, said: str) -> None:
     node.binary(script)
-    choice = LocalHost(node.mps, node.state, help_s=0.3).protocol("615.71.09")
+    choice = LocalHost(node.mps, node.state, help_s=0.3 if script == "sleep 60" else WAIT_S).protocol("615.71.09")
     assert not choice.is_known
     assert said in choice.unsure
 

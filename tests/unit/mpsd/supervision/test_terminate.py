@@ -26,6 +26,7 @@ from tests.unit.mpsd.supervision.test_supervisor import (
     state_of,
     watchless,
 )
+from tests.waiting import WAIT_S
 
 __all__ = ["watchless"]
 
@@ -56,7 +57,7 @@ def use(bench: Bench, *pids: int, mps: tuple[int, ...]) -> Terminator:
 def test_only_the_clients_of_the_allocation_lose_their_contexts(bench: Bench) -> None:
     with gpu_user("k1") as mine, gpu_user("k2") as other:
         terminator = use(bench, mine, other, mps=(mine, other))
-        done, errors = terminator.terminate(["k1"], kill=False, force=False, timeout_s=10.0)
+        done, errors = terminator.terminate(["k1"], kill=False, force=False, timeout_s=WAIT_S)
         assert ([(t.pid, t.outcome, t.error) for t in done], errors) == ([(mine, Outcome.TERMINATED, "")], ())
         assert bench.host.terminated == [mine]
         os.kill(mine, 0)
@@ -66,12 +67,12 @@ def test_killed_only_after_the_daemon_confirmed(bench: Bench) -> None:
     with gpu_user("k1") as pid:
         terminator = use(bench, pid, mps=(pid,))
         bench.host.fail["terminate client"] = TransientError("cannot terminate: no answer")
-        (one,), _ = terminator.terminate(["k1"], kill=True, force=False, timeout_s=10.0)
+        (one,), _ = terminator.terminate(["k1"], kill=True, force=False, timeout_s=WAIT_S)
         assert one.outcome is Outcome.LEFT
         assert one.error == "cannot terminate: no answer: it was not killed, as that could take its neighbours down"
         os.kill(pid, 0)
         bench.host.fail.clear()
-        (one,), _ = terminator.terminate(["k1"], kill=True, force=False, timeout_s=10.0)
+        (one,), _ = terminator.terminate(["k1"], kill=True, force=False, timeout_s=WAIT_S)
         assert (one.outcome, one.error) == (Outcome.KILLED, "")
 
 
@@ -79,17 +80,17 @@ def test_force_kills_without_the_daemons_word(bench: Bench) -> None:
     with gpu_user("k1") as pid:
         terminator = use(bench, pid, mps=(pid,))
         bench.host.fail["terminate client"] = TransientError("cannot terminate: no answer")
-        (one,), _ = terminator.terminate(["k1"], kill=True, force=True, timeout_s=10.0)
+        (one,), _ = terminator.terminate(["k1"], kill=True, force=True, timeout_s=WAIT_S)
         assert one.outcome is Outcome.KILLED
 
 
 def test_a_process_without_mps_can_only_be_killed(bench: Bench) -> None:
     with gpu_user("k1") as pid:
         terminator = use(bench, pid, mps=())
-        (one,), _ = terminator.terminate(["k1"], kill=False, force=False, timeout_s=10.0)
+        (one,), _ = terminator.terminate(["k1"], kill=False, force=False, timeout_s=WAIT_S)
         assert (one.outcome, bench.host.terminated) == (Outcome.LEFT, [])
         assert one.error == "it is no MPS client: only killing its process ends it"
-        (one,), _ = terminator.terminate(["k1"], kill=True, force=False, timeout_s=10.0)
+        (one,), _ = terminator.terminate(["k1"], kill=True, force=False, timeout_s=WAIT_S)
         assert one.outcome is Outcome.KILLED
 
 
@@ -102,7 +103,7 @@ def test_who_joined_while_the_daemon_did_not_answer_is_not_killed_unconfirmed(be
         bench.until_daemon(ONE, DaemonState.CONFIGURING)
         bench.backend.running[ONE] = (GpuProcess(pid=pid),)
         for kill in (False, True):
-            (one,), errors = terminator.terminate(["k1"], kill=kill, force=False, timeout_s=10.0)
+            (one,), errors = terminator.terminate(["k1"], kill=kill, force=False, timeout_s=WAIT_S)
             assert (one.outcome, errors) == (Outcome.LEFT, ())
             assert one.error.startswith("cannot get an answer")
         os.kill(pid, 0)
@@ -115,7 +116,7 @@ def test_under_time_slicing_no_daemon_is_asked_about_who_is_no_client(bench: Ben
     with gpu_user("k1") as pid:
         terminator = use(bench, pid, mps=())
         bench.host.fail["terminate client"] = TransientError("cannot get an answer")
-        (one,), _ = terminator.terminate(["k1"], kill=True, force=False, timeout_s=10.0)
+        (one,), _ = terminator.terminate(["k1"], kill=True, force=False, timeout_s=WAIT_S)
         assert (one.outcome, one.error) == (Outcome.KILLED, "")
 
 
@@ -130,7 +131,7 @@ def test_clients_in_a_pod_are_ended_whatever_their_environment_names(bench: Benc
     pod = {"GPUFRAC_SIM_POD_UID": "uid-1"}
     with gpu_user("k2", **pod) as lying, gpu_user(None, **pod) as silent, gpu_user("k2") as other:
         terminator = use(bench, lying, silent, other, mps=(lying, silent, other))
-        done, errors = terminator.terminate(["k1"], ["uid-1"], kill=True, force=False, timeout_s=10.0)
+        done, errors = terminator.terminate(["k1"], ["uid-1"], kill=True, force=False, timeout_s=WAIT_S)
         ended = {(t.pid, t.outcome, t.allocation_key) for t in done}
         assert (ended, errors) == ({(lying, Outcome.KILLED, "k2"), (silent, Outcome.KILLED, "")}, ())
         os.kill(other, 0)
@@ -141,7 +142,7 @@ def test_clients_in_a_pod_are_ended_whatever_their_environment_names(bench: Benc
 def test_what_cannot_be_told_is_an_error(bench: Bench) -> None:
     terminator = use(bench, mps=())
     bench.host.fail["clients"] = TransientError("cannot get an answer")
-    assert terminator.terminate(["other"], kill=False, force=False, timeout_s=10.0) == ((), ())
-    done, errors = terminator.terminate(["k1"], kill=False, force=False, timeout_s=10.0)
+    assert terminator.terminate(["other"], kill=False, force=False, timeout_s=WAIT_S) == ((), ())
+    done, errors = terminator.terminate(["k1"], kill=False, force=False, timeout_s=WAIT_S)
     assert (done, errors) == ((), (f"cannot list the clients of GPU {ONE}: cannot get an answer",))
     bench.host.fail.clear()
