@@ -8,7 +8,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-WAIT_S = 120.0
+WAIT_S = 90.0
 """Longest wait for something that must happen: a guard against hangs, reached only by a failing test, and no measure of
 how quick something has to be. Quick enough on a machine that is ten times too busy."""
 

@@ -166,6 +166,7 @@ def test_what_status_shows(world: World) -> None:
     assert (world.state.access, world.state.node, world.state.connected) == ("in-cluster", "n1", None)
     world.api.start()
     assert world.works()
+    assert world.wait(lambda: world.state.last_heartbeat_at is not None)
     assert begun_unix_s - 1 <= (world.state.last_heartbeat_at or 0) <= time.time() + 1
     assert world.wait(lambda: counted(world.state) == (1, 1, 0))
     assert world.wait(lambda: world.server.node("n1")["metadata"]["labels"].get(DRIVER_LABEL) == "615")
