@@ -685,7 +685,7 @@ TABLE = [
         at=At.START,
         inject=corrupt_state,
         state=READY,
-        logs="cannot read what an earlier mpsd recorded; starting without",
+        logs="cannot use what an earlier mpsd recorded; starting without",
         protocols=(3,),
     ),
     # Starting and configuring
