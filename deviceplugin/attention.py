@@ -12,6 +12,7 @@ ABANDONED = (
     "described by annotations, and the config has no `annotations` any more: it gets nothing when it is made again: "
     "put the section back, or delete the pod"
 )
+REFUSED = "refused the new config file, and the one before it stays in force"
 SHOWN = 3
 """How many of those that one cause hits are named."""
 
@@ -22,7 +23,7 @@ def attention(snapshot: Snapshot | None, plugin: PluginStatus | None, errors: It
     Args:
         errors: why a process does not answer.
     """
-    lines = [error for error in errors if error]
+    lines = [*filter(None, errors), *_of_config(snapshot, plugin)]
     if snapshot is not None:
         lines += _of_mpsd(snapshot)
     if plugin is not None:
@@ -30,10 +31,19 @@ def attention(snapshot: Snapshot | None, plugin: PluginStatus | None, errors: It
     return list(dict.fromkeys(lines))
 
 
+def _of_config(snapshot: Snapshot | None, plugin: PluginStatus | None) -> list[str]:
+    """What of the config file is not in force: both processes read it by themselves."""
+    both = [(name, process) for name, process in (("mpsd", snapshot), ("the plugin", plugin)) if process is not None]
+    refused = _together(
+        ((name, "; ".join(process.config_error.splitlines())) for name, process in both if process.config_error),
+        f" {REFUSED}: ",
+    )
+    restart = [(name, process.config_restart_needed) for name, process in both if process.config_restart_needed]
+    return refused + [f"config: restart {name} to put in force: {rest}" for name, rest in restart]
+
+
 def _of_mpsd(snapshot: Snapshot) -> list[str]:
-    lines = [f"config: {snapshot.config_error}"] if snapshot.config_error else []
-    if snapshot.reason:
-        lines.append(snapshot.reason)
+    lines = [snapshot.reason] if snapshot.reason else []
     sick, daemons, foreign = [], [], []
     for gpu in snapshot.gpus:
         name = f"GPU {gpu.info.index}"
@@ -57,11 +67,7 @@ def _in_trouble(daemon: DaemonStatus) -> bool:
 
 
 def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
-    lines = [f"config: {plugin.config_error}"] if plugin.config_error else []
-    if plugin.config_restart_needed:
-        lines.append(f"config: restart the plugin to put in force: {plugin.config_restart_needed}")
-    if plugin.mpsd_error and snapshot is not None:
-        lines.append(plugin.mpsd_error)
+    lines = [plugin.mpsd_error] if plugin.mpsd_error and snapshot is not None else []
     lines += [error for error in (plugin.kubelet_error, plugin.checkpoint_error, plugin.cdi_error) if error]
     lines += plugin.cdi_objections
     if plugin.kubernetes is not None and plugin.kubernetes.error:
@@ -84,7 +90,7 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
     lines += _together(
         (f"GPU {gpu.index}", gpu.reason)
         for gpu in plugin.gpus
-        if gpu.reason and not (gpu.uuid in told and ITS_DAEMON in gpu.reason)
+        if gpu.reason and not gpu.excluded and not (gpu.uuid in told and ITS_DAEMON in gpu.reason)
     )
     lines += [
         f"GPU {uuid}, which is no longer on the node: {text}; if it is not to come back: gpufrac undrain {uuid}"

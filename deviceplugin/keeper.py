@@ -87,6 +87,8 @@ class Report:
     checkpoint_error: str = ""
     spec_error: str = ""
     spec_objections: tuple[str, ...] = ()
+    stale: frozenset[Shares] = frozenset()
+    """Shares that the kubelet's checkpoint holds for pods that are gone, and nobody else does."""
     published: frozenset[str] = frozenset()
     unenforced: Mapping[str, str] = field(default_factory=dict)
     doubts: Mapping[str, str] = field(default_factory=dict)
@@ -158,7 +160,7 @@ class Keeper:
             pod_exists=self._pod_exists,
         )
         self._foreign: dict[str, str] = {}
-        self._resent: set[str] = set()
+        self._resent: set[str | Shares] = set()
         self._ledger_error = ""
         self._ledger_probed = False
         self._kubelet_identity: Identity | None = None
@@ -402,6 +404,7 @@ class Keeper:
             reserved = reservations(containers, self._broker.config.annotations, uuids)
             foreign = foreign_holders(containers, self._broker.resource_names(), uuids, reserved)
             self._note_foreign(foreign)
+            self.report.stale = stale_shares(seen, entries or (), self._broker.resource_names())
             self._broker.observe_kubelet(seen, foreign, judged, frozenset(reserved))
             self._broker.observe_directories(self._pod_exists)
             self._adopt(seen)
@@ -506,8 +509,9 @@ class Keeper:
         return ""
 
     def _resend_for_stale(self) -> None:
-        """Has the kubelet rewrite its checkpoint once for entries that only the checkpoint keeps alive."""
-        stale = self._broker.checkpoint_only()
+        """Has the kubelet rewrite its checkpoint once for entries that only the checkpoint keeps alive, or that are of
+        pods that are gone."""
+        stale: set[str | Shares] = {*self._broker.checkpoint_only(), *self.report.stale}
         if stale - self._resent:
             self._broker.resend()
         self._resent = stale
@@ -561,6 +565,14 @@ def observation(
         if entry.allocation_key is not None:
             keyed[entry.allocation_key] = holder
     return Observation(listed, held, keyed, removed)
+
+
+def stale_shares(seen: Observation, entries: Iterable[checkpoint.Entry], resources: Iterable[str]) -> frozenset[Shares]:
+    """Shares of ours that the checkpoint holds for pods that are gone only (pure)."""
+    ours = set(resources)
+    held = {*seen.listed, *(seen.checkpointed or {})}
+    named = {(entry.resource, entry.device_ids) for entry in entries if entry.resource in ours}
+    return frozenset(named - held)
 
 
 def missing_records(

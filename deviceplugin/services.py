@@ -159,6 +159,7 @@ class Services:
         """The plugin as it is now; a young allocation is looked up at the kubelet first, so that its pod has a name."""
         self._keeper.name_holders()
         config = self._broker.config
+        unwritable = filter(None, [self._broker.ledger_error])
         return plugin_status(
             self._broker.inspect(),
             self._keeper.report,
@@ -168,7 +169,7 @@ class Services:
             config_error=self._config_error,
             config_restart_needed=self._restart_needed,
             gpu_devices_reason=self._devices.choice.reason,
-            problems=(*needs.lacks(config), *self._broker.problems, *filter(None, [self._broker.ledger_error])),
+            problems=(*needs.lacks(config), *self._broker.problems, *self._broker.absent_gpus(), *unwritable),
             state_root=config.state_root,
             runtime=f"{self._runtime.name} {self._runtime.version}" if self._runtime is not None else "",
             annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,

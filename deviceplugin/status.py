@@ -16,7 +16,7 @@ from deviceplugin.plan.enforcement import mps_level, not_hard
 from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView, NodeView
 from deviceplugin.plan.start import loosened, start_objection
 from deviceplugin.plan.view import FOR_ANNOTATED
-from deviceplugin.presence import Holder
+from deviceplugin.presence import Holder, Shares
 from mpsd.config.model import Enforcement
 from mpsd.groups import group_of
 from mpsd.quantity import format_bytes
@@ -62,8 +62,9 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """One resource: what is listed, what can still be had (`free`), and why not more. `healthy` is what the kubelet is
-    told, shares that are held included. `reasons`: GPU UUID or group -> reason. `enforcement` is the level that holds
-    wherever it is offered, `not_hard` why that is not hard."""
+    told, shares that are held included; `waiting`: shares that the kubelet still holds for pods that are gone.
+    `reasons`: GPU UUID or group -> reason. `enforcement` is the level that holds wherever it is offered, `not_hard` why
+    that is not hard."""
 
     name: str
     mode: str
@@ -78,6 +79,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     reason: str
     reasons: dict[str, str]
     not_hard: str = ""
+    waiting: int = 0
 
 
 class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -85,7 +87,7 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     for a GPU alone; `drained` says since when an operator drains it and why, `reason` why it takes nothing new.
     `limit_bytes` is the sum of limits, above `usable_bytes` where shares may borrow more than there is. `serves` says
     who may have parts of it: resources, annotated pods, or both; `kept` why resources take nothing there while
-    annotated pods may."""
+    annotated pods may. `shared`: whether it is ours to share at all; `excluded`: the config leaves it out."""
 
     uuid: str
     index: int
@@ -100,6 +102,8 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     limit_bytes: int = 0
     serves: str = "resources"
     kept: str = ""
+    shared: bool = True
+    excluded: bool = False
 
 
 class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -241,11 +245,16 @@ def burst(allocation: Allocation, used_bytes: int | None, *, in_force: bool = Tr
     return f"may borrow {format_bytes(allocation.limit_bytes - allocation.request_bytes)} while it is free"
 
 
-def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registration]) -> tuple[ResourceStatus, ...]:
-    """All resources in their configured order."""
+def resource_statuses(
+    inspection: Inspection, sessions: Mapping[str, Registration], stale: Iterable[Shares] = ()
+) -> tuple[ResourceStatus, ...]:
+    """All resources in their configured order. `stale`: shares that the kubelet holds for pods that are gone."""
     held: dict[str, set[str]] = {}
     for allocation in inspection.allocations:
         held.setdefault(allocation.resource, set()).update(allocation.device_ids)
+    waiting: dict[str, set[str]] = {}
+    for name, device_ids in stale:
+        waiting.setdefault(name, set()).update(device_ids)
     rows = []
     why = not_hard(inspection.delivery, inspection.hard)
     for name, view in inspection.view.resources.items():
@@ -253,6 +262,8 @@ def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registratio
         advertisement = published.advertisement if published else None
         session = sessions.get(name)
         taken = held.get(name, set())
+        devices = advertisement.devices if advertisement else ()
+        late = waiting.get(name, set()) - taken
         rows.append(
             ResourceStatus(
                 name=name,
@@ -264,7 +275,8 @@ def resource_statuses(inspection: Inspection, sessions: Mapping[str, Registratio
                 listed=len(advertisement.devices) if advertisement else 0,
                 healthy=advertisement.healthy if advertisement else 0,
                 held=len(taken),
-                free=sum(d.healthy and d.id not in taken for d in advertisement.devices) if advertisement else 0,
+                free=sum(d.healthy and d.id not in taken and d.id not in late for d in devices),
+                waiting=sum(d.id in late for d in devices),
                 reason=advertisement.reason if advertisement else view.closed,
                 reasons=dict(advertisement.group_reasons) if advertisement else {},
                 not_hard="" if view.enforcement is Enforcement.HARD else why,
@@ -278,6 +290,7 @@ def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
     groups = inspection.view.groups
     waiting, listed = (group_of(v.group for v in groups.values() if bool(v.unlisted) is late) for late in (True, False))
     owners = waiting | listed
+    statuses = {status.info.uuid: status for status in inspection.gpus}
     rows = []
     for gpu in inspection.view.gpus.values():
         held = inspection.held[gpu.uuid]
@@ -301,6 +314,8 @@ def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
                 limit_bytes=held.limit_bytes,
                 serves=_serves(gpu, inspection.view.annotated),
                 kept=_kept(gpu, whole, inspection.view),
+                shared=not statuses[gpu.uuid].not_shared,
+                excluded=statuses[gpu.uuid].excluded,
             )
         )
     return tuple(rows)
@@ -377,7 +392,7 @@ def plugin_status(
         problems=tuple(problems),
         gpus=gpu_accounts(inspection),
         gone_drained={uuid: drain.text for uuid, drain in inspection.drained.items() if uuid not in gpus},
-        resources=resource_statuses(inspection, sessions),
+        resources=resource_statuses(inspection, sessions, report.stale),
         allocations=allocation_statuses(inspection, report),
         hard_limits=f"no: {why}"
         if why

@@ -142,7 +142,14 @@ def _place(config: NodeConfig) -> tuple[HostPlace | None, tuple[str, ...]]:
         lambda arguments: process.run(arguments, {}, b"", PROBE_S, PROBE_BYTES),
         (config.mps.run_root, config.mps.log_root),
     )
-    warnings = tuple(filter(None, (found.reason, checks.raise_nofile(), checks.pid_namespace_objection())))
+    lacks = (
+        checks.root_objection(os.geteuid()),
+        found.reason,
+        checks.raise_nofile(),
+        checks.pid_namespace_objection(),
+        checks.closed_objection(config.mps.run_root, found.host_root),
+    )
+    warnings = tuple(filter(None, lacks))
     for warning in warnings:
         log.warning("this host falls short", reason=warning)
     return HostPlace(found, shared_memory=config.mps.shared_memory), warnings

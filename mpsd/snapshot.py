@@ -78,6 +78,8 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU as mpsd sees it. `not_shared` says why it is left alone (MIG, excluded), empty when it is ours. `group`
     is the group that serves it: its own UUID, or the name of a declared one.
 
+    `excluded`: the config leaves it out, so that nobody need look after it.
+
     `mode` is the mode applied now (None: idle); `driver_compute_mode` the one read from the driver.
     """
 
@@ -85,6 +87,7 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     health: GpuHealth
     reason: str = ""
     not_shared: str = ""
+    excluded: bool = False
     group: NameOrNone = ""
     mode: Mode | None = None
     driver_compute_mode: ComputeMode = ComputeMode.UNKNOWN
@@ -120,6 +123,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Why there are no GPUs, or what keeps mpsd from seeing all; empty when fine."""
     config_error: str = ""
     """The error of a config file that was refused on reload; empty when the file is in force."""
+    config_restart_needed: str = ""
+    """Sections of the config that changed and take effect when mpsd is restarted."""
     backend: str = "nvml"
     started_unix_s: float = 0.0
     hard_limits: HardLimits = HardLimits()

@@ -14,6 +14,7 @@ from deviceplugin.cli.output import (
     EXIT_UNREACHABLE,
     Failure,
     complain,
+    counted,
     failures,
     gib,
     print_json,
@@ -31,6 +32,7 @@ from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
 LOG_LINES = 5
 """How many log lines of a daemon in trouble are shown."""
+WAITING_SHARES = "the kubelet's checkpoint holds them for pods that are gone, until it takes the next list"
 IN_TROUBLE = ("wedged", DaemonState.KILLING, DaemonState.BACKOFF, DaemonState.FAILED)
 
 
@@ -149,15 +151,18 @@ def overview(node: Node) -> list[tuple[str, str]]:
         protocols = sorted({f"v{daemon.protocol}" for daemon, _ in daemons})
         well = sum(1 for gpu in snapshot.gpus if gpu.health == "ok")
         drained = sum(1 for gpu in plugin.gpus if gpu.drained) if plugin else 0
+        excluded = sum(1 for gpu in snapshot.gpus if gpu.excluded)
+        counts = ((drained, "drained"), (excluded, "excluded by the config"))
+        aside = [f"{count} {what}" for count, what in counts if count]
         lines += [
             ("driver", f"{snapshot.driver_version or 'unknown'} ({snapshot.backend})"),
-            ("GPUs", f"{len(snapshot.gpus)}, {well} ok{f', {drained} drained' if drained else ''}"),
+            ("GPUs", ", ".join([f"{len(snapshot.gpus)}, {well} ok", *aside])),
             ("MPS daemons", f"{ready} ready of {len(daemons)}{f', MPS {some(protocols)}' if protocols else ''}"),
         ]
     if plugin:
         lines[1] = ("plugin", f"{_up(plugin.started_unix_s)}, pid {plugin.pid}")
         registered = sum(1 for resource in plugin.resources if resource.registration == "registered")
-        usable = sum(max(0, gpu.usable_bytes) for gpu in plugin.gpus)
+        usable = sum(max(0, gpu.usable_bytes) for gpu in plugin.gpus if gpu.shared or gpu.granted_bytes)
         granted = sum(gpu.granted_bytes for gpu in plugin.gpus)
         lines += [
             ("resources", f"{len(plugin.resources)}, {registered} registered at the kubelet"),
@@ -246,10 +251,13 @@ def missing_shares(resource: ResourceStatus, index: Mapping[str, int]) -> str:
     """
     if resource.held + resource.free >= resource.listed:
         return ""
+    late = f"{counted(resource.waiting, 'share')} waiting: {WAITING_SHARES}" if resource.waiting else ""
+    if resource.held + resource.free + resource.waiting >= resource.listed:
+        return late
     where: dict[str, list[str]] = {}
     for name, reason in resource.reasons.items():
         where.setdefault(reason, []).append(f"GPU {index[name]}" if name in index else f"group {name}")
-    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in where.items())
+    return "; ".join([*filter(None, [late]), *(f"{', '.join(names)}: {reason}" for reason, names in where.items())])
 
 
 @click.command(epilog="Example: gpufrac allocations -o json")

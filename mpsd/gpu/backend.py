@@ -62,6 +62,9 @@ class GpuBackend(Protocol):
     def uuids(self) -> Sequence[str]:
         """UUIDs by NVML index; an unreadable GPU is left out. Raises GpuError when the count itself can't be read."""
 
+    def unnamed(self) -> int:
+        """How many GPUs the last `uuids` left out."""
+
     def info(self, uuid: str) -> GpuInfo:
         """Facts of one GPU; what is NOT_SUPPORTED takes its default. Raises GpuError, GpuLostError."""
 

@@ -70,8 +70,10 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """All GPUs of the node, ordered by index, and the driver. `reason` says why there are none or some are missing."""
+    """All GPUs of the node, ordered by index, and the driver. `reason` says why there are none or some are missing.
+    `never_seen`: how many the driver counts that nobody could read since mpsd started, and that have no name so."""
 
     driver_version: str | None = None
     gpus: tuple[GpuState, ...] = ()
     reason: str = ""
+    never_seen: int = 0

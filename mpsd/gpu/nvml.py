@@ -60,6 +60,7 @@ class NvmlBackend:
         self._calls = 0
         self._idle = threading.Condition()
         self._listed: tuple[str, ...] = ()
+        self._unnamed = 0
         self._events_lock = threading.Lock()  # the event set, held while waiting on it
         self._events: Any = None
         self._events_of: tuple[str, ...] = ()
@@ -100,8 +101,11 @@ class NvmlBackend:
         with self._translated("count the GPUs"):
             count = int(self._api().nvmlDeviceGetCount())
             found = tuple(uuid for index in range(count) if (uuid := self._uuid_at(index)))
-        self._listed = found
+        self._listed, self._unnamed = found, count - len(found)
         return found
+
+    def unnamed(self) -> int:
+        return self._unnamed
 
     def info(self, uuid: str) -> GpuInfo:
         with self._translated("read", uuid):

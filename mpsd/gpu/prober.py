@@ -48,6 +48,7 @@ class _Listing:
 
     driver_version: str
     uuids: tuple[str, ...]
+    unnamed: int
     fresh: bool
 
 
@@ -134,6 +135,7 @@ class Prober:
         self._driver_version: str | None = None
         self._listed: tuple[str, ...] = ()
         self._reason = ""
+        self._unnamed = 0
         self._unlisted: dict[str, int] = {}  # lists in a row without this GPU, since it last answered
         self._tracks: dict[str, Track] = {}
         self._errors: dict[str, str] = {}  # of GPUs that never gave a reading
@@ -281,7 +283,8 @@ class Prober:
         worker.call = "driver_version"
         version = self._backend.driver_version()
         worker.call = "uuids"
-        return _Listing(version, tuple(self._backend.uuids()), fresh)
+        uuids = tuple(self._backend.uuids())
+        return _Listing(version, uuids, self._backend.unnamed(), fresh)
 
     def _take_list(self, outcome: _Listing | GpufracError) -> None:
         if isinstance(outcome, GpufracError):
@@ -292,6 +295,7 @@ class Prober:
                 self._back_off()
             return
         self._driver_version, self._listed = outcome.driver_version, outcome.uuids
+        self._unnamed = outcome.unnamed
         self._reason = "" if self._listed else "cannot find a GPU: the driver lists none"
         for uuid in self._listed:
             self._tracks.setdefault(uuid, Track())
@@ -389,6 +393,8 @@ class Prober:
             driver_version=self._driver_version,
             gpus=tuple(sorted(states, key=lambda s: (s.info.index, s.info.uuid))),
             reason="; ".join(filter(None, [self._reason, *unread])),
+            # Those that were read once are lost by name.
+            never_seen=max(0, self._unnamed - len(self._unlisted)),
         )
         if self._published is not None and _news(inventory) == _news(self._published):
             return

@@ -1,7 +1,8 @@
-"""What mpsd needs of its own process: enough descriptors, the host's PID namespace."""
+"""What mpsd needs of its own process and place: root, descriptors, the host's PID namespace, open directories."""
 
 import os
 import resource
+import stat
 
 from mpsd.host.survival import INITIAL_PID
 
@@ -55,4 +56,37 @@ def pid_namespace_objection(proc: str = "/proc") -> str:
     return (
         "cannot see the processes of other containers: mpsd is in a PID namespace of its own, so MPS knows their "
         "clients as pid 0 and can neither tell them apart nor terminate one: set hostPID: true"
+    )
+
+
+def root_objection(uid: int) -> str:
+    """Why a process of this user can't do mpsd's work, empty for root."""
+    if uid == 0:
+        return ""
+    return (
+        f"cannot serve other users' processes nor set compute modes: mpsd runs as user {uid}: run it as root "
+        "(runAsUser: 0)"
+    )
+
+
+def closed_objection(directory: str, host_root: str = "") -> str:
+    """Why containers that are not root can't reach what is in a directory, empty when they can or nothing is there.
+
+    Args:
+        host_root: where the host's root is seen, when that is not our own.
+    """
+    path = directory
+    closed = ""
+    while (parent := os.path.dirname(path)) != path:
+        path = parent
+        try:
+            if not os.stat(f"{host_root}{path}").st_mode & stat.S_IXOTH:
+                closed = path
+        except OSError:
+            continue  # whoever needs it says so
+    if not closed:
+        return ""
+    return (
+        f"containers that are not root can't reach their MPS daemon: other users can't pass {closed}, above mps.runRoot"
+        f" {directory}: chmod o+x {closed}, and restart mpsd"
     )

@@ -70,6 +70,10 @@ class SimulatedBackend:
         self._driver.settle_cgroups()
         return tuple(gpu.uuid for gpu in self._gpus() if not self._driver.lost(gpu.uuid))
 
+    def unnamed(self) -> int:
+        """See GpuBackend."""
+        return sum(self._driver.lost(gpu.uuid) for gpu in self._gpus())
+
     def info(self, uuid: str) -> GpuInfo:
         """See GpuBackend."""
         gpu = self._enter_gpu("info", uuid)

@@ -154,7 +154,7 @@ class Supervisor:
         self._protocol_retry_s: float | None = None
         self._hard_limits = HardLimitsKeeper(backend, self._post)
         self._recalled = False
-        self._config_error = ""
+        self._config_error = self._config_restart_needed = ""
         self._cleanups: list[_Cleanup] = []
         self._held = False
         self._stop: _Stop | None = None
@@ -430,9 +430,9 @@ class Supervisor:
             config, mps=old.mps, backend=old.backend, simulated=old.simulated, state_root=old.state_root
         )
         fixed = [name for name in ("mps", "backend", "simulated", "state_root") if _differs(name, config, old)]
-        self._config_error = f"changes of {', '.join(fixed)} take effect when mpsd is restarted" if fixed else ""
+        self._config_error, self._config_restart_needed = "", ", ".join(fixed)
         if fixed:
-            log.warning("config changed in part", reason=self._config_error)
+            log.warning("config changed in part; the rest takes a restart of mpsd", rest=self._config_restart_needed)
         self._replan()
 
     def _on_config_refused(self, error: str) -> None:
@@ -844,13 +844,14 @@ class Supervisor:
             gpus=tuple(self._status(gpu, allocations) for gpu in known),
             reason=self._inventory.reason,
             config_error=self._config_error,
+            config_restart_needed=self._config_restart_needed,
             backend=self._config.backend,
             started_unix_s=self._started_unix_s,
             hard_limits=self._hard_limits.found,
             cgroup_root=self._backend.cgroup_root,
             warnings=(
                 *self._warnings,
-                *filter(None, [self._state.problem]),
+                *filter(None, [self._state.problem, never_seen(self._inventory.never_seen)]),
                 *self._nameless(),
                 *self._homeless(),
                 *self._hard_limits.warnings,
@@ -882,6 +883,7 @@ class Supervisor:
             health=gpu.state.health,
             reason=gpu.state.reason or gpu.mode.trouble,
             not_shared=not_shared,
+            excluded=not self._config.gpus.admits(gpu.uuid, gpu.state.info.index),
             group=daemon.name,
             mode=applied.mode if applied is not None and held and fits(applied, gpu.state.compute_mode) else None,
             driver_compute_mode=gpu.state.compute_mode,
@@ -892,3 +894,14 @@ class Supervisor:
 
 def _differs(name: str, new: NodeConfig, old: NodeConfig) -> bool:
     return bool(getattr(new, name) != getattr(old, name))
+
+
+def never_seen(count: int) -> str:
+    """That GPUs are missing which nobody could name since mpsd started; empty where none is (pure)."""
+    if not count:
+        return ""
+    what, them = ("a GPU", "it") if count == 1 else (f"{count} GPUs", "them")
+    return (
+        f"the driver counts {what} more than it can read: lost since before mpsd started; look for NVRM and Xid in the "
+        f"kernel's log, then reset {them} or reboot"
+    )

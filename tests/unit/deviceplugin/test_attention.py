@@ -17,7 +17,9 @@ from deviceplugin.annotated.status import (
 )
 from deviceplugin.attention import ABANDONED, attention
 from deviceplugin.broker import DAEMON_GRACE_S
+from deviceplugin.cli.node import Node, overview
 from deviceplugin.plan.model import ANNOTATED
+from mpsd.config.model import GpuSelection
 from mpsd.snapshot import DaemonState, DaemonStatus
 from tests.builders import config, fixed, ready, reported, resource, snapshot, uuid
 from tests.world import World
@@ -182,3 +184,36 @@ def test_what_is_measured_of_annotated_pods(world: World) -> None:
         *lines
     }
     assert not any("nri" in line for line in metrics.render(world.picture()).splitlines())
+
+
+def test_a_refused_config_is_told_once_with_what_is_in_force(world: World) -> None:
+    refused = structs.replace(snapshot(), config_error="resources[0].memory: bad\nmps: bad")
+    plugin = structs.replace(world.picture(), config_error=refused.config_error)
+    (line,) = [line for line in attention(refused, plugin) if "config" in line]
+    assert line == (
+        "mpsd, the plugin refused the new config file, and the one before it stays in force: "
+        "resources[0].memory: bad; mps: bad"
+    )
+    waits = structs.replace(snapshot(), config_restart_needed="mps")
+    assert "config: restart mpsd to put in force: mps" in attention(waits, None)
+
+
+def test_gpus_that_the_config_leaves_out_need_nobody_and_are_not_usable(world: World) -> None:
+    gpus = reported(world.broker.config, world.infos, world.broker.desired())
+    out = structs.replace(gpus[2], not_shared="it is excluded by the config", excluded=True, clients=())
+    for name in [a.key for a in world.broker.allocations() if uuid(2) in a.gpus]:
+        world.broker.release(name)
+    world.broker.observe_snapshot(snapshot(*gpus[:2], out))
+    picture = world.picture()
+    assert not [line for line in attention(snapshot(*gpus[:2], out), picture) if "excluded" in line]
+    shown = dict(overview(Node(snapshot(*gpus[:2], out), "", picture, "")))
+    assert shown["GPUs"] == "3, 3 ok, 1 excluded by the config"
+    assert shown["allocations"].endswith("of 158Gi usable granted")
+
+
+def test_a_gpu_that_the_config_names_and_nobody_has_is_named(short_tmp: Path) -> None:
+    cfg = config(resource("a", fixed(8)), gpus=GpuSelection(include=(0, 3)))
+    world = World(short_tmp, cfg, gpus=1)
+    (said,) = world.broker.absent_gpus()
+    assert said.startswith("config: gpus.include names GPU 3, and no such GPU is on this node")
+    world.ledger.close()

@@ -10,6 +10,7 @@ from deviceplugin import lastknown, metrics
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.attention import attention
 from deviceplugin.broker import DAEMON_GRACE_S
+from deviceplugin.cli.node import missing_shares
 from deviceplugin.ids import device_id
 from deviceplugin.keeper import Keeper, foreign_holders, reservations
 from deviceplugin.kubelet.podresources import Containers
@@ -876,3 +877,28 @@ def test_an_answer_names_what_will_be_mounted_before_mpsd_made_it(short_tmp: Pat
     assert mount.host_path == (dirs.pipe if protocol == 2 else mount_directory(dirs, namespace_of(wanted).name))
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{uuid(0)},{uuid(1)}"
     world.ledger.close()
+
+
+def test_shares_that_the_kubelet_holds_for_pods_that_are_gone_are_shown_as_waiting(world: World) -> None:
+    got = world.grant()
+    world.run(got)
+    world.holds((got, "uid-1"))
+    world.keeper.observe()
+    resource_before = world.picture().resources[0]
+    world.kubelet.containers.clear()
+    (world.root / "pods" / "uid-1").rmdir()  # its entry in the checkpoint stays
+    world.pass_time(ABSENT_S + 5)
+    assert world.broker.allocations() == []
+    lists = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
+    shown = world.picture().resources[0]
+    assert (shown.held, shown.waiting, shown.free) == (0, 1, resource_before.free)
+    assert missing_shares(shown, {}).startswith("1 share waiting: the kubelet's checkpoint holds them")
+    world.pass_time(5)
+    again = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
+    assert lists is not None
+    assert again is not None
+    assert again.generation == lists.generation  # the list was sent again once, which has the kubelet let go
+    world.write_checkpoint([])
+    world.keeper.observe()
+    shown = world.picture().resources[0]
+    assert (shown.waiting, shown.free) == (0, resource_before.free + 1)

@@ -32,6 +32,7 @@ class ScriptedBackend:
 
     def __init__(self, gpus: int = 2) -> None:
         self.listed: list[str] = [gpu_uuid(n) for n in range(gpus)]
+        self.left_out = 0
         self.fail: dict[tuple[str, str], Exception] = {}
         self.gates: dict[tuple[str, str], threading.Event] = {}
         self.running: dict[str, tuple[GpuProcess, ...]] = {}
@@ -74,6 +75,9 @@ class ScriptedBackend:
     def uuids(self) -> Sequence[str]:
         self._call("uuids")
         return tuple(self.listed)
+
+    def unnamed(self) -> int:
+        return self.left_out
 
     def info(self, uuid: str) -> GpuInfo:
         self._call("info", uuid)

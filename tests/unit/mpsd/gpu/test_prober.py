@@ -279,6 +279,17 @@ def test_vanished_gpu_is_lost_and_looked_for_afresh_with_backoff() -> None:
         rig.seen.await_health(gpu0=OK, gpu1=OK)
 
 
+def test_gpus_lost_since_before_the_start_are_counted_and_those_lost_by_name_are_not() -> None:
+    backend = ScriptedBackend()
+    backend.left_out = 1
+    with probing(backend) as rig:
+        assert rig.seen.await_one(whole).never_seen == 1
+        backend.listed, backend.left_out = [gpu_uuid(0)], 2
+        backend.fail["info", gpu_uuid(1)] = GpuError("cannot call: Unknown Error (NVML 999)", 999)
+        rig.rounds(2)
+        assert rig.seen.await_health(gpu0=OK, gpu1=LOST).never_seen == 1
+
+
 def test_a_gpu_that_answers_is_not_lost_whatever_the_list_says() -> None:
     backend = ScriptedBackend()
     with probing(backend) as rig:

@@ -54,3 +54,20 @@ def test_the_pid_namespace(short_tmp: Path, link: str, text: str) -> None:
     objection = checks.pid_namespace_objection(str(short_tmp))
     assert objection.startswith(text)
     assert bool(objection) == bool(text)
+
+
+def test_root_is_asked_for() -> None:
+    assert checks.root_objection(0) == ""
+    assert "mpsd runs as user 1000: run it as root" in checks.root_objection(1000)
+
+
+def test_a_run_root_that_others_cannot_reach_is_named_with_the_directory_in_the_way(short_tmp: Path) -> None:
+    host = short_tmp / "host"
+    run_root = host / "private" / "open" / "gpufrac"
+    run_root.mkdir(parents=True)
+    assert checks.closed_objection("/private/open/gpufrac", str(host)) == ""
+    (host / "private").chmod(0o700)
+    said = checks.closed_objection("/private/open/gpufrac", str(host))
+    assert "other users can't pass /private, above mps.runRoot /private/open/gpufrac: chmod o+x /private" in said
+    (host / "private").chmod(0o711)
+    assert checks.closed_objection("/private/open/not/there/yet", str(host)) == ""

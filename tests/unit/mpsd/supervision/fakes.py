@@ -194,6 +194,9 @@ class FakeBackend:
     def uuids(self) -> Sequence[str]:
         raise NotImplementedError
 
+    def unnamed(self) -> int:
+        raise NotImplementedError
+
     def info(self, uuid: str) -> GpuInfo:
         raise NotImplementedError
 

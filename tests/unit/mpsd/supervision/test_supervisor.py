@@ -447,7 +447,7 @@ def test_a_new_limit_is_set_without_a_restart(calm: Bench) -> None:
 
 def test_what_needs_a_restart_is_said_and_not_taken(calm: Bench) -> None:
     calm.supervisor.config_changed(msgspec.structs.replace(calm.config, mps=MpsConfig(run_root="/elsewhere")))
-    calm.until(lambda s: s.config_error == "changes of mps take effect when mpsd is restarted")
+    calm.until(lambda s: (s.config_error, s.config_restart_needed) == ("", "mps"))
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
     gpu = calm.until_daemon(ONE, DaemonState.READY)
     assert gpu.daemon is not None
@@ -1180,3 +1180,12 @@ def test_what_was_chosen_before_is_used_and_asked_about_again(
         assert (gpu.daemon.protocol, gpu.not_shared) == (3, "")
         bench.host.choice = ProtocolChoice(2)
         bench.host.await_call("quit", ONE)  # another is to take its place
+
+
+def test_a_gpu_lost_since_before_the_start_is_told(calm: Bench) -> None:
+    missing = msgspec.structs.replace(inventory(state_of(ONE)), never_seen=1)
+    calm.supervisor.inventory_changed(missing)
+    (said,) = calm.until(lambda s: bool(s.warnings)).warnings
+    assert said.startswith("the driver counts a GPU more than it can read: lost since before mpsd started")
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.until(lambda s: not s.warnings)
