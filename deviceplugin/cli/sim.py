@@ -141,7 +141,8 @@ def run(
 ) -> None:
     """Bring up a simulated node, admit the pods of the manifests in order as a cluster would, and take it down.
 
-    Pods, Lists, Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs and CronJobs are read; `-` is standard input.
+    Pods, Lists, Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs and CronJobs are read; `-` is standard input,
+    and of a directory every .yaml, .yml and .json file in it. What a cluster refuses is refused.
     Annotations of containers are taken as given; with --schedule they are written for pods that ask KAI for fractions.
     A pod for which the node has no room, or whose resource nobody offers there, stays Pending.
 
@@ -205,9 +206,9 @@ def admit(directory: str, output: str, manifests: tuple[str, ...], *, schedule: 
     """Admit the pods of manifests on a node that is up. Exit codes as for `sim run`."""
     from deviceplugin.sim import report
     from deviceplugin.sim.control import ControlClient
-    from deviceplugin.sim.manifests import parse_all, read_manifest
+    from deviceplugin.sim.manifests import parse_all, read_manifests
 
-    texts = [("<stdin>" if path == "-" else path, read_manifest(path)) for path in manifests]
+    texts = [text for path in manifests for text in read_manifests(path)]
     _need_pods(parse_all(texts))  # the node would say the same, but bytes that are no text don't reach it
     admitted = ControlClient(os.path.abspath(directory)).admit(texts, schedule=schedule)
     _print(admitted.report, list(admitted.notes), output)
@@ -222,11 +223,11 @@ def admit(directory: str, output: str, manifests: tuple[str, ...], *, schedule: 
 def delete(directory: str, *, force: bool, pods: tuple[str, ...]) -> None:
     """Delete pods by name, or those of manifests."""
     from deviceplugin.sim.control import ControlClient
-    from deviceplugin.sim.manifests import LoadedPod, load_manifests
+    from deviceplugin.sim.manifests import SUFFIXES, LoadedPod, load_manifests
 
     names: list[tuple[str, str]] = []
     for pod in pods:
-        if pod == "-" or pod.endswith((".yaml", ".yml", ".json")):
+        if pod == "-" or pod.endswith((*SUFFIXES, "/")):
             names += [
                 (item.pod.namespace, item.pod.name) for item in load_manifests(pod) if isinstance(item, LoadedPod)
             ]

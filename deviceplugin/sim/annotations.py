@@ -90,6 +90,12 @@ def is_placed(pod: PodSpec, prefix: str = PREFIX) -> bool:
     return any(key.startswith(prefix) and key.endswith(DEVICES) for key in pod.annotations)
 
 
+def awaits_scheduler(pod: PodSpec, prefix: str = PREFIX) -> bool:
+    """Whether nothing but a scheduler's inputs say what it asks for, and the scheduler is the one that reads them."""
+    inputs = pod.scheduler == SCHEDULER and not pod.node and any(key in pod.annotations for key in INPUTS)
+    return inputs and not any(key.startswith(prefix) for key in pod.annotations)
+
+
 def notes(
     pod: PodSpec, prefix: str = PREFIX, *, served: bool = True, reached: bool = True, scheduled: bool = False
 ) -> list[str]:

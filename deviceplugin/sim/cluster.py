@@ -69,17 +69,22 @@ class ClusterScheduler:
             return None
         reasons = self._reasons() if lacks else {}
         lacks = tuple(replace(lack, offer=replace(lack.offer, reason=reasons.get(lack.resource, ""))) for lack in lacks)
-        return AdmittedPod(
-            pod,
-            "",
-            tuple(Container(container, reason="") for container in pod.containers),
-            phase=Phase.PENDING,
-            reason=placement.UNSCHEDULABLE,
-            message=placement.message(pod, lacks, self._ours),
-            lacks=lacks,
-        )
+        return waiting(pod, placement.message(pod, lacks, self._ours), lacks)
 
     def _offers(self, others: Mapping[str, Offer]) -> dict[str, Offer]:
         taken = placement.requested(pod.spec for pod in self._kubelet.pods() if pod.phase is Phase.ADMITTED)
         shown = {name: Offer(seen.allocatable, seen.capacity) for name, seen in self._kubelet.resources.items()}
         return {name: replace(offer, requested=taken.get(name, 0)) for name, offer in {**others, **shown}.items()}
+
+
+def waiting(pod: PodSpec, message: str, lacks: Sequence[Lack] = ()) -> AdmittedPod:
+    """A pod that no scheduler has given to the node."""
+    return AdmittedPod(
+        pod,
+        "",
+        tuple(Container(container, reason="") for container in pod.containers),
+        phase=Phase.PENDING,
+        reason=placement.UNSCHEDULABLE,
+        message=message,
+        lacks=tuple(lacks),
+    )

@@ -2,12 +2,15 @@
 
 YAML and JSON, several documents in a file, as kubectl reads them. What is no business of a node's device handling
 (images, volumes, schedulers, other kinds) is ignored, with a note where a user would be misled; what the API server
-refuses is an error with its words. Fields it does not know are ignored.
+refuses is an error with its words, and fields in a place where they can have no effect with those of its strict
+validation.
 """
 
+import os
 import sys
 from collections.abc import Iterable
 
+from deviceplugin.sim.objects import mistaken
 from deviceplugin.sim.objects.documents import documents
 from deviceplugin.sim.objects.model import MAX_PODS, LoadedPod, ManifestError, Note, RefusedError
 from deviceplugin.sim.objects.workloads import objects
@@ -22,20 +25,21 @@ __all__ = [
     "load_manifests",
     "parse_all",
     "parse_manifests",
-    "read_manifest",
+    "read_manifests",
 ]
 
 MAX_FILE_BYTES = 4 * 1024 * 1024
+SUFFIXES = (".yaml", ".yml", ".json")
+"""Of the files that kubectl reads in a directory."""
 
 
 def load_manifests(path: str) -> list[LoadedPod | Note]:
-    """The pods of a manifest file, `-` for standard input.
+    """The pods of a manifest file, or of those of a directory; `-` for standard input.
 
     Raises:
         ManifestError: it can't be read, is no YAML or JSON, or the API server would refuse some of it; all problems.
     """
-    source = "<stdin>" if path == "-" else path
-    return parse_manifests(read_manifest(path), source)
+    return load_all([path])
 
 
 def load_all(paths: Iterable[str]) -> list[LoadedPod | Note]:
@@ -44,7 +48,7 @@ def load_all(paths: Iterable[str]) -> list[LoadedPod | Note]:
     problems: list[str] = []
     for path in paths:
         try:
-            texts.append(("<stdin>" if path == "-" else path, read_manifest(path)))
+            texts += read_manifests(path)
         except ManifestError as error:
             problems += error.problems
     try:
@@ -54,6 +58,23 @@ def load_all(paths: Iterable[str]) -> list[LoadedPod | Note]:
     if problems:
         raise ManifestError(problems)
     return found
+
+
+def read_manifests(path: str) -> list[tuple[str, bytes]]:
+    """What error texts call it, and the bytes, of a manifest, `-` for standard input; or of every file in a directory
+    that kubectl would read, none below it. Raises ManifestError."""
+    if not os.path.isdir(path):
+        return [("<stdin>" if path == "-" else path, _read(path))]
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        raise ManifestError([f"cannot read manifests in {path}: {error.strerror or error}"]) from error
+    if what := mistaken.directory(names):
+        raise ManifestError([f"cannot read manifests in {path}: {what}"])
+    files = [file for name in names if name.endswith(SUFFIXES) and not os.path.isdir(file := os.path.join(path, name))]
+    if not files:
+        raise ManifestError([f"cannot read manifests in {path}: it has no {', '.join(SUFFIXES)} file"])
+    return [(file, _read(file)) for file in files]
 
 
 def parse_all(texts: Iterable[tuple[str, bytes]]) -> list[LoadedPod | Note]:
@@ -74,8 +95,7 @@ def parse_all(texts: Iterable[tuple[str, bytes]]) -> list[LoadedPod | Note]:
     return found
 
 
-def read_manifest(path: str) -> bytes:
-    """The bytes of a manifest, `-` for standard input. Raises ManifestError."""
+def _read(path: str) -> bytes:
     try:
         if path == "-":
             data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
@@ -84,8 +104,6 @@ def read_manifest(path: str) -> bytes:
                 data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, IsADirectoryError):
-            reason = "it is a directory; name the files in it"
         raise ManifestError([f"cannot read manifest {path}: {reason}"]) from error
     if len(data) > MAX_FILE_BYTES:
         raise ManifestError([f"cannot read manifest {path}: it is larger than {MAX_FILE_BYTES} bytes"])
@@ -100,9 +118,9 @@ def parse_manifests(data: bytes, source: str) -> list[LoadedPod | Note]:
     for document in documents(data, source):
         count += 1
         try:
-            found += objects(document, 0)
+            found += objects(document)
         except RefusedError as error:
-            problems.append(f"{document.place}: {error}")
+            problems.append(f"{document.place}: {error}{mistaken.hint(document.value, str(error))}")
     if not count:
         raise ManifestError([f"cannot read manifest {source}: no objects in it"])
     if not problems:

@@ -27,7 +27,7 @@ from deviceplugin.cri import SIMULATED_SOCKET
 from deviceplugin.nri.model import Runtime
 from deviceplugin.runtimes import cdi_loses
 from deviceplugin.sim import annotations, placement, report, scheduler
-from deviceplugin.sim.cluster import ClusterScheduler
+from deviceplugin.sim.cluster import ClusterScheduler, waiting
 from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
 from deviceplugin.sim.nri import NriRuntime
@@ -444,6 +444,10 @@ class SimulatedNode:
     def _admit(self, pod: PodSpec, *, schedule: bool, fractional: bool) -> AdmittedPod:
         """Has the cluster's scheduler, and the stand-in for KAI where it takes part, give a pod to the kubelet."""
         bind: Callable[[PodSpec], AdmittedPod] = self.kubelet.admit
+        if not schedule and annotations.awaits_scheduler(pod, self.prefix):
+            return waiting(
+                pod, f"No scheduler named {annotations.SCHEDULER} is here; --schedule brings a stand-in for it."
+            )
         if fractional:
             bind = self.scheduler.admit
         elif schedule and not pod.node and WHOLE_GPU in placement.requests(pod):

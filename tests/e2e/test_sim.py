@@ -137,7 +137,8 @@ def test_a_burst_beyond_the_room_of_a_node_is_pending_though_lists_lag() -> None
 def test_run_prints_text_for_people(tmp_path: Path) -> None:
     manifest = tmp_path / "web.yaml"
     manifest.write_text(
-        "apiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: web}\nspec:\n  replicas: 2\n  template:\n    spec:\n"
+        "apiVersion: apps/v1\nkind: StatefulSet\nmetadata: {name: web}\nspec:\n  replicas: 2\n"
+        "  selector: {matchLabels: {app: web}}\n  template:\n    metadata: {labels: {app: web}}\n    spec:\n"
         "      initContainers:\n      - {name: init, image: x, resources: {limits: {gpufrac.dev/memory-gib: 2}}}\n"
         "      containers:\n      - {name: main, image: x, resources: {limits: {gpufrac.dev/memory-gib: 3}}}\n"
         "---\napiVersion: v1\nkind: Service\nmetadata: {name: web}\n"

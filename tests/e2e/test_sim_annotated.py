@@ -177,11 +177,19 @@ def test_two_halves_fit_though_the_scheduler_counts_what_the_node_keeps_back() -
 )
 def test_without_a_scheduler_its_inputs_have_no_effect(text: str, note: str) -> None:
     code, report = run(*NEW, text=text)
-    assert code == 1, "it runs without the limit it asks for"
+    assert code == 1
+    assert report["pods"][0]["phase"] == "Pending"
+    assert "--schedule brings a stand-in" in report["pods"][0]["message"]
     (found,) = report["pods"][0]["notes"]
     assert found.startswith(note)
     assert "--schedule" in found
     assert main(report, "a")["env"] == {}
+
+
+def test_inputs_of_a_scheduler_that_does_not_get_the_pod_limit_nothing() -> None:
+    code, report = run(*NEW, text=pod("a", scheduler="default-scheduler", fraction="0.5"))
+    assert code == 1, "it runs without the limit it asks for"
+    assert (report["pods"][0]["phase"], main(report, "a")["unlimited"]) == ("Admitted", True)
 
 
 def test_keys_are_taken_as_they_are() -> None:

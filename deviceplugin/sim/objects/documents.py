@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from deviceplugin.sim.objects import mistaken
 from deviceplugin.sim.objects.model import ManifestError
 from mpsd.quantity import quoted
 
@@ -43,18 +44,19 @@ def documents(data: bytes, source: str) -> Iterator[Document]:
             if value is not None:
                 yield _document(value, source, number, node.start_mark.line + 1)
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
-        raise _unreadable(error, source, max(1, number)) from error
+        raise _unreadable(error, text, source, max(1, number)) from error
     finally:
         loader.dispose()
 
 
-def _unreadable(error: Exception, source: str, number: int) -> ManifestError:
+def _unreadable(error: Exception, text: str, source: str, number: int) -> ManifestError:
     """`FILE:LINE (document N): cannot read manifest: ...`"""
     mark = (error.problem_mark or error.context_mark) if isinstance(error, yaml.MarkedYAMLError) else None
-    text = error.problem or error.context if isinstance(error, yaml.MarkedYAMLError) else str(error)
+    what = error.problem or error.context if isinstance(error, yaml.MarkedYAMLError) else str(error)
     where = source if mark is None else f"{source}:{mark.line + 1}"
-    reason = " ".join(str(text or "nested too deeply").split())
-    return ManifestError([f"{where} (document {number}): cannot read manifest: not valid YAML: {reason}"])
+    reason = " ".join(str(what or "nested too deeply").split())
+    reason = mistaken.template(text, mark.line + 1 if mark is not None else None) or f"not valid YAML: {reason}"
+    return ManifestError([f"{where} (document {number}): cannot read manifest: {reason}"])
 
 
 def _document(value: object, source: str, number: int, line: int) -> Document:
@@ -129,4 +131,4 @@ def _check_shape(text: str, source: str) -> None:
             if count > _MAX_VALUES:
                 raise ValueError(f"more than {_MAX_VALUES} values")
     except (yaml.YAMLError, ValueError) as error:
-        raise _unreadable(error, source, max(1, number)) from error
+        raise _unreadable(error, text, source, max(1, number)) from error

@@ -35,7 +35,8 @@ class Field:
 
     def entries(self) -> dict[str, "Field"]:
         return {
-            self._key(key): Field(value, f"{self.path}.{key}", self.handled_as) for key, value in self.mapping().items()
+            self._key(key): Field(value, f"{self.path}.{key}" if self.path else str(key), self.handled_as)
+            for key, value in self.mapping().items()
         }
 
     def items(self) -> list["Field"]:

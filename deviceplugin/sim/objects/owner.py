@@ -1,6 +1,7 @@
 """The object that a manifest holds, while its pods are made: its name, and how its problems are told (pure)."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deviceplugin.sim.objects.fields import Field, short
@@ -53,6 +54,10 @@ class Owner:
         if not LABEL.fullmatch(name) or len(name) > 63:
             raise self.invalid(f"metadata.namespace: Invalid value: {quoted(name)}: {LABEL_RULE}")
         return name
+
+    def invalid_for(self, problems: Sequence[str]) -> RefusedError:
+        """Several problems, as the API server lists them."""
+        return self.invalid(problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]")
 
     def invalid(self, text: str) -> RefusedError:
         return RefusedError(f'{self.kind} "{self.name}" is invalid: {text}')

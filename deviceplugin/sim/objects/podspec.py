@@ -4,7 +4,10 @@ What is no business of a node's device handling (images, volumes, schedulers) is
 be misled.
 """
 
+from collections.abc import Sequence
+
 from deviceplugin import isolation
+from deviceplugin.sim.objects import strict
 from deviceplugin.sim.objects.fields import Field, kind_of
 from deviceplugin.sim.objects.model import LoadedPod, RefusedError
 from deviceplugin.sim.objects.names import LABEL, LABEL_RULE, annotation_problems
@@ -25,24 +28,24 @@ _STANDARD_RESOURCES = frozenset(("cpu", "memory", "ephemeral-storage"))
 _RESTART_POLICIES = ("Always", "OnFailure", "Never")
 
 
-def loaded_pod(owner: Owner, name: str, holder: Field, prefix: str) -> LoadedPod:
-    """A pod from an object or template that has `metadata` and `spec`."""
+def loaded_pod(owner: Owner, name: str, holder: Field, prefix: str, before: Sequence[str] = ()) -> LoadedPod:
+    """A pod from an object or template that has `metadata` and `spec`.
+
+    Args:
+        before: problems of the object that has the template.
+    """
     metadata, spec = holder.get("metadata"), holder.get("spec")
+    problems, notes = list(before), _strict(holder, spec)
     if spec.absent:
-        raise owner.invalid(f"{prefix + '.' if prefix else ''}spec: Required value")
+        raise owner.invalid_for([*problems, f"{prefix + '.' if prefix else ''}spec: Required value"])
     annotations, labels = metadata.get("annotations").texts(), metadata.get("labels").texts()
-    problems: list[str] = []
-    notes: list[str] = []
     problems += annotation_problems(annotations, metadata.get("annotations").path)
     containers = _containers(spec, problems, notes)
-    restart_policy = spec.get("restartPolicy")
-    if restart_policy.text() not in ("", *_RESTART_POLICIES):
-        supported = ", ".join(f'"{policy}"' for policy in _RESTART_POLICIES)
-        problems.append(
-            f"{restart_policy.path}: Unsupported value: {quoted(restart_policy.text())}: supported values: {supported}"
-        )
+    claims = _claims(spec, problems)
+    problems += _restart_problems(spec.get("restartPolicy"), owner.kind)
+    problems += _pod_level_problems(spec.get("resources"))
     if problems:
-        raise owner.invalid(problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]")
+        raise owner.invalid_for(problems)
     notes += _placement_notes(spec)
     pod = PodSpec(
         name=name,
@@ -51,16 +54,66 @@ def loaded_pod(owner: Owner, name: str, holder: Field, prefix: str) -> LoadedPod
         labels=labels,
         annotations=annotations,
         service_account=spec.get("serviceAccountName").text() or "default",
-        restart_policy=restart_policy.text() or "Always",
+        restart_policy=spec.get("restartPolicy").text() or "Always",
         scheduler=spec.get("schedulerName").text(),
         node=spec.get("nodeName").text(),
         runtime_class=spec.get("runtimeClassName").text(),
         host_users=spec.get("hostUsers").absent or spec.get("hostUsers").boolean(),
+        claims=claims,
     )
     kept_apart = isolation.of_container(pod.runtime_class, user_namespace=not pod.host_users)
     if kept_apart.message and any(container.resources for container in containers):
         notes.append(f"as on a cluster: {kept_apart.message}")
     return LoadedPod(pod, owner.source, tuple(notes))
+
+
+def _strict(holder: Field, spec: Field) -> list[str]:
+    """Notes of fields that no pod has. Raises RefusedError for those in a wrong place."""
+    problems, notes = strict.in_pod(spec)
+    problems = [*strict.beside_spec(holder), *problems]
+    for entry in (*spec.get("initContainers").items(), *spec.get("containers").items()):
+        wrong, odd = strict.in_container(entry)
+        problems += wrong
+        notes += odd
+    if problems:
+        raise RefusedError(f"{holder.handled_as}: {strict.refusal(problems)}")
+    return notes
+
+
+def _restart_problems(policy: Field, kind: str) -> list[str]:
+    """A Job's pods end, those of other workloads never do."""
+    text = policy.text()
+    once = kind in ("Job", "CronJob")
+    supported = ("OnFailure", "Never") if once else _RESTART_POLICIES if kind == "Pod" else ("Always",)
+    if once and text in ("", "Always"):
+        return [f'{policy.path}: Required value: valid values: "OnFailure", "Never"']
+    if text in ("", *supported):
+        return []
+    words = ", ".join(map(quoted, supported))
+    return [f"{policy.path}: Unsupported value: {quoted(text)}: supported values: {words}"]
+
+
+def _pod_level_problems(resources: Field) -> list[str]:
+    """Resources of the pod as a whole are processors and memory; devices are for containers."""
+    return [
+        f"{part.path}[{name}]: Unsupported value: {quoted(name)}: supported values: "
+        '"cpu", "hugepages-", "memory"; devices belong under resources.limits of a container'
+        for part in (resources.get("limits"), resources.get("requests"))
+        for name in part.entries()
+        if name not in ("cpu", "memory") and not name.startswith("hugepages-")
+    ]
+
+
+def _claims(spec: Field, problems: list[str]) -> tuple[str, ...]:
+    """Names of the pod's resource claims; a container may use those and no others."""
+    names = tuple(claim.get("name").text() for claim in spec.get("resourceClaims").items())
+    problems += [
+        f"{use.path}.name: Not found: {quoted(use.get('name').text())}: the pod's resourceClaims have no such name"
+        for container in (*spec.get("initContainers").items(), *spec.get("containers").items())
+        for use in container.get("resources").get("claims").items()
+        if use.get("name").text() not in names
+    ]
+    return names
 
 
 def _placement_notes(spec: Field) -> list[str]:
@@ -71,7 +124,7 @@ def _placement_notes(spec: Field) -> list[str]:
     selector = spec.get("nodeSelector").texts()
     missing = [f"{key}={value}" for key, value in selector.items() if NODE_LABELS.get(key) != value]
     if missing:
-        notes.append(f"nodeSelector {','.join(missing)} does not match the simulated node: admitted here all the same")
+        notes.append(f"nodeSelector {','.join(missing)} does not match the simulated node: it is not looked at here")
     return notes
 
 
@@ -95,8 +148,13 @@ def _containers(spec: Field, problems: list[str], notes: list[str]) -> list[Cont
         elif name in names:
             problems.append(f"{entry.path}.name: Duplicate value: {quoted(name)}")
         names.add(name)
-        if not entry.get("image").text():
-            notes.append(f"container {name} has no image: a cluster would not take it")
+        image = entry.get("image").text()
+        if not image:
+            problems.append(f"{entry.path}.image: Required value")
+        elif image != image.strip():
+            problems.append(
+                f"{entry.path}.image: Invalid value: {quoted(image)}: must not have leading or trailing whitespace"
+            )
         containers.append(
             ContainerSpec(
                 name=name,

@@ -55,11 +55,19 @@ def pod(limits: str = "{gpufrac.dev/gpu-8gi: 1}", requests: str = "{}", spec: st
 
 
 TEMPLATE = f"""
+  selector: {{matchLabels: {{app: x}}}}
   template:
     metadata: {{labels: {{app: x}}}}
     spec:
       containers: [{{name: main, image: x, resources: {{limits: {{{RESOURCE}: 1}}}}}}]
 """
+ONCE = TEMPLATE.replace("  selector: {matchLabels: {app: x}}\n", "") + "      restartPolicy: Never\n"
+
+
+def workload(head: str) -> str:
+    """With what its kind needs: a selector, or pods that end."""
+    plain = TEMPLATE.replace("{matchLabels: {app: x}}", "{app: x}")
+    return head + (ONCE if "kind: Job" in head else plain if "ReplicationController" in head else TEMPLATE)
 
 
 # --- kinds
@@ -93,15 +101,15 @@ def test_a_pod() -> None:
     ],
 )
 def test_controllers_make_pods(head: str, expected: int | list[str]) -> None:
-    found = [item.name for item in pods(head + TEMPLATE)]
+    found = [item.name for item in pods(workload(head))]
     if isinstance(expected, list):
         assert found == expected
     else:
         assert len(found) == len(set(found)) == expected
         assert all(name.startswith("web-") for name in found)
-    assert found == [item.name for item in pods(head + TEMPLATE)], "names are the same each time"
+    assert found == [item.name for item in pods(workload(head))], "names are the same each time"
     if not found:
-        assert "0 pods" in notes(head + TEMPLATE) or "suspended" in notes(head + TEMPLATE)
+        assert "0 pods" in notes(workload(head)) or "suspended" in notes(workload(head))
 
 
 def test_names_look_as_controllers_give_them() -> None:
@@ -109,12 +117,12 @@ def test_names_look_as_controllers_give_them() -> None:
     base, template_hash, suffix = found.name.split("-")
     assert (base, len(template_hash), len(suffix)) == ("web", 10, 5)
     job = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:\n  completionMode: Indexed\n  parallelism: 2"
-    assert [name.split("-")[:2] for name in (p.name for p in pods(job + TEMPLATE))] == [["j", "0"], ["j", "1"]]
+    assert [name.split("-")[:2] for name in (p.name for p in pods(workload(job)))] == [["j", "0"], ["j", "1"]]
 
 
 def test_a_cron_job_runs_once() -> None:
     head = "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: c}\nspec:\n  jobTemplate:\n    spec:"
-    text = head + textwrap.indent(TEMPLATE, "    ")
+    text = head + textwrap.indent(ONCE, "    ")
     assert len(pods(text)) == 1
     assert "one run of it" in notes(text)
     assert pods(text.replace("spec:\n  jobTemplate", "spec:\n  suspend: true\n  jobTemplate")) == []
@@ -182,7 +190,6 @@ def test_env() -> None:
         (pod("{gpufrac.dev/gpu-8gi: null}"), "asks for 0 gpufrac.dev/gpu-8gi"),
         (pod(spec="nodeName: worker-3"), "nodeName worker-3 is another node's"),
         (pod(spec="nodeSelector: {zone: a}"), "nodeSelector zone=a does not match"),
-        (pod().replace("    image: x\n", ""), "container main has no image"),
     ],
 )
 def test_notes(text: str, expected: str) -> None:
@@ -295,7 +302,11 @@ def test_names_of_resources() -> None:
         ("apiVersion: v1\nkind: [Pod]\n", "kind: must be a string, not a list"),
         ("- a\n", "must be an object with apiVersion and kind, not a list"),
         ("just text\n", 'not the string "just text"'),
-        ("apiVersion: extensions/v1beta1\nkind: Deployment\n", None),
+        (
+            "apiVersion: extensions/v1beta1\nkind: Deployment\n",
+            'no matches for kind "Deployment" in version "extensions/v1beta1": it is served in apps/v1: write that',
+        ),
+        ("apiVersion: apps/v1\nkind: Pod\n", 'no matches for kind "Pod" in version "apps/v1"'),
         ("apiVersion: apps/v1beta2\nkind: Deployment\n", 'no matches for kind "Deployment" in version "apps/v1beta2"'),
         (
             pod().replace("{name: p}", "{}"),
@@ -358,11 +369,8 @@ def test_names_of_resources() -> None:
         ("apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Pod}]\n", 'items[0]: Pod "" is invalid'),
     ],
 )
-def test_refused_objects(text: str, expected: str | None) -> None:
-    if expected is None:
-        assert "not a kind" in notes(text)
-    else:
-        assert expected in problem(text)
+def test_refused_objects(text: str, expected: str) -> None:
+    assert expected in problem(text)
 
 
 def test_template_paths_name_the_template() -> None:
@@ -388,6 +396,196 @@ def test_one_name_is_there_once() -> None:
         parse_all([("a", pod().encode()), ("b", pod().encode())])
     other = pod().replace("{name: p}", "{name: p, namespace: other}")
     assert len(pods(f"{pod()}---\n{other}")) == 2
+
+
+# --- what a cluster refuses, by kind of mistake
+
+UNKNOWN = "strict decoding error: unknown field "
+IMAGES = "{containers: [{name: c, image: x}]}"
+
+
+def spec_of(text: str) -> str:
+    """A pod with this spec in flow style."""
+    return f"apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec: {text}\n"
+
+
+def container_of(text: str) -> str:
+    return spec_of(f"{{containers: [{{name: c, image: x, {text}}}]}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (container_of("limits: {r/a: 1}"), f'{UNKNOWN}"spec.containers[0].limits": it belongs under resources'),
+        (container_of("resource: {limits: {r/a: 1}}"), '"spec.containers[0].resource"; did you mean "resources"?'),
+        (container_of("r/a: 1"), "it belongs under resources.limits of a container"),
+        (container_of("resources: {limit: {r/a: 1}}"), 'resources.limit"; did you mean "limits"?'),
+        (container_of("resources: {r/a: 1}"), 'resources.r/a": it belongs under limits'),
+        (container_of("resources: {gpu: 1}"), 'resources.gpu"; known here: limits, requests, claims'),
+        (container_of("nodeSelector: {a: b}"), "it belongs under the pod's spec"),
+        (spec_of("{limits: {r/a: 1}, containers: [{name: c, image: x}]}"), "it belongs under resources of a container"),
+        (spec_of("{container: [{name: c, image: x}]}"), 'unknown field "spec.container"; did you mean "containers"?'),
+        (
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\ncontainers: [{name: c, image: x}]\n",
+            '"containers": it belongs under spec',
+        ),
+        (
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: w}\nspec:\n  containers: []" + TEMPLATE,
+            f'{UNKNOWN}"spec.containers": it belongs under spec.template.spec',
+        ),
+        (
+            spec_of("{resources: {limits: {r/a: 1}}, containers: [{name: c, image: x}]}"),
+            'spec.resources.limits[r/a]: Unsupported value: "r/a": supported values: "cpu", "hugepages-", "memory"; d',
+        ),
+        (
+            container_of("resources: {claims: [{name: gpu}]}"),
+            'spec.containers[0].resources.claims[0].name: Not found: "gpu"',
+        ),
+        (container_of("").replace("image: x, ", ""), "spec.containers[0].image: Required value"),
+        (container_of("").replace("image: x", "image: ' x'"), "must not have leading or trailing whitespace"),
+    ],
+)
+def test_what_asks_for_devices_in_the_wrong_place(text: str, expected: str) -> None:
+    assert expected in problem(text)
+
+
+def test_a_field_that_nobody_knows_is_noted() -> None:
+    assert 'unknown field "spec.shiny": kubectl has the API server refuse it' in notes(pod(spec="shiny: true"))
+
+
+@pytest.mark.parametrize("policy", ["", "      restartPolicy: Always\n"])
+def test_a_job_without_pods_that_end(policy: str) -> None:
+    text = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:" + ONCE
+    assert 'spec.template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"' in problem(
+        text.replace("      restartPolicy: Never\n", policy)
+    )
+
+
+def test_workloads_whose_pods_end() -> None:
+    text = (
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: w}\nspec:" + TEMPLATE + "      restartPolicy: Never\n"
+    )
+    assert 'restartPolicy: Unsupported value: "Never": supported values: "Always"' in problem(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "selector", "expected"),
+    [
+        ("Deployment", "null", "spec.selector: Required value"),
+        ("DaemonSet", "{}", "empty selector is invalid"),
+        (
+            "StatefulSet",
+            "{matchLabels: {app: y}}",
+            'spec.template.metadata.labels: Invalid value: {"app":"x"}: `selector` does not match template `labels`',
+        ),
+        ("ReplicaSet", "{matchLabels: {app: x, tier: web}}", "does not match"),
+        ("Deployment", "{matchExpressions: [{key: app, operator: NotIn, values: [x]}]}", "does not match"),
+        ("Deployment", "{matchExpressions: [{key: app, operator: DoesNotExist}]}", "does not match"),
+        ("Deployment", "{matchExpressions: [{key: app, operator: Is}]}", "not a valid selector operator"),
+        ("ReplicationController", "{app: y}", "does not match"),
+    ],
+)
+def test_a_selector_that_does_not_match(kind: str, selector: str, expected: str) -> None:
+    version = "v1" if kind == "ReplicationController" else "apps/v1"
+    text = f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: w}}\nspec:" + TEMPLATE
+    assert expected in problem(text.replace("{matchLabels: {app: x}}", selector))
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        "{matchExpressions: [{key: app, operator: In, values: [x]}]}",
+        "{matchExpressions: [{key: app, operator: Exists}]}",
+    ],
+)
+def test_a_selector_that_matches(selector: str) -> None:
+    text = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: w}\nspec:" + TEMPLATE
+    assert len(pods(text.replace("{matchLabels: {app: x}}", selector))) == 1
+
+
+def test_what_a_typed_list_leaves_out_of_its_items() -> None:
+    item = {"metadata": {"name": "a"}, "spec": yaml.safe_load(pod())["spec"]}
+    assert [p.name for p in pods(json.dumps({"apiVersion": "v1", "kind": "PodList", "items": [item]}))] == ["a"]
+    assert "items[0]: apiVersion not set, kind not set" in problem(
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": [item]})
+    )
+
+
+def test_resource_claims_are_a_pods() -> None:
+    text = pod("{}", spec="resourceClaims: [{name: gpu, resourceClaimTemplateName: t}]")
+    (found,) = pods(text.replace("requests: {}", "claims: [{name: gpu}]"))
+    assert found.claims == ("gpu",)
+
+
+def test_annotations_that_stand_on_the_workload() -> None:
+    head = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: w, annotations: {gpu-fraction: '0.5'}}\nspec:"
+    assert "annotation gpu-fraction stands on the Deployment and not on its pods" in notes(head + TEMPLATE)
+
+
+# --- what is no manifest yet
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "kind: Pod\nmetadata:\n  name: {{ .Release.Name }}\n",
+            "f.yaml:3 (document 1): cannot read manifest: it is a temp",
+        ),
+        ("{{- if .Values.on }}\nkind: Pod\n{{- end }}\n", "it is a template, with {{- if .Values.on }} where a value"),
+        (
+            "{% if x %}\nkind: Pod\n{% endif %}\n",
+            "render it first, such as with: helm template CHART | gpufrac sim run -",
+        ),
+        (pod().replace("{name: p}", '{name: "{{ .Release.Name }}"}'), "; it is a template, with {{ .Release.Name }}"),
+        (pod().replace("{name: p}", "{name: $POD_NAME}"), "$POD_NAME is a placeholder: put a value in its place"),
+        (pod().replace("{name: p}", "{name: <your name>}"), "<your name> is a placeholder"),
+        (
+            "replicaCount: 2\nimage: {repository: a}\n",
+            "apiVersion not set, kind not set: if these are the values of a Hel",
+        ),
+        ("apiVersion: v2\nname: chart\nversion: 1.0.0\n", "this is the Chart.yaml of a Helm chart: render it first"),
+        ("resources: [a.yaml]\nnamespace: x\n", "it looks like a kustomization: build it first: kubectl kustomize"),
+        (
+            "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n",
+            "a kustomization is no object of a clust",
+        ),
+        ("services: {a: {image: x}}\n", "a Compose file is no manifest"),
+    ],
+)
+def test_what_is_no_manifest_yet_is_told_by_what_makes_one_of_it(text: str, expected: str) -> None:
+    assert expected in problem(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [pod(container="args: ['--format', '{{.Names}}']"), pod(container="command: [sh, -c, 'echo ${HOME} <in $PATH']")],
+)
+def test_braces_and_dollars_of_a_containers_own_are_no_template(text: str) -> None:
+    assert len(pods(text)) == 1
+    assert "template" not in problem(text.replace("name: main", "name: Main"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            f"apiVersion: x.io/v1\nkind: TrainJob\nspec: {{replicas: {{Master: {{template: {{spec: {IMAGES}}}}}}}}}",
+            "its own controller makes them: to try one here, make a Pod of spec.replicas.Master.template",
+        ),
+        (
+            "apiVersion: x.io/v1\nkind: Service\nspec: {predict: {model: {resources: {limits: {nvidia.com/gpu: 1}}}}}",
+            "to try spec.predict.model.resources.limits (nvidia.com/gpu) here, write a Pod that asks for it",
+        ),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: x}\n",
+            "v1 Service: not a kind whose pods this command makes; skip",
+        ),
+        ("apiVersion: gpufrac.dev/v1\nkind: NodeConfig\n", "it is gpufrac's own config: give it with --config"),
+    ],
+)
+def test_how_to_try_the_pods_of_other_kinds(text: str, expected: str) -> None:
+    assert expected in notes(text)
 
 
 # --- what can't be read
@@ -430,15 +628,33 @@ def test_files(tmp_path: Path) -> None:
     bad.write_text("a: [")
     assert len(load_manifests(str(good))) == 1
     with pytest.raises(ManifestError) as caught:
-        load_all([str(tmp_path), str(tmp_path / "none"), str(bad), str(good), str(good)])
-    first, second, third = caught.value.problems
-    assert "it is a directory; name the files in it" in first
-    assert "No such file or directory" in second
-    assert "bad.yaml" in third
+        load_all([str(tmp_path / "none"), str(bad), str(good), str(good)])
+    first, second = caught.value.problems
+    assert "No such file or directory" in first
+    assert "bad.yaml" in second
     big = tmp_path / "big.yaml"
     big.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
     with pytest.raises(ManifestError, match="larger than"):
         load_manifests(str(big))
+
+
+def test_a_directory_is_read_as_kubectl_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "below.yaml").mkdir()
+    (tmp_path / "notes.txt").write_text("no manifest")
+    with pytest.raises(ManifestError, match=r"it has no \.yaml, \.yml, \.json file"):
+        load_manifests(str(tmp_path))
+    for name in ("b.yml", "a.yaml", "c.json"):
+        text = pod().replace("{name: p}", f"{{name: {name[0]}}}")
+        (tmp_path / name).write_text(json.dumps(yaml.safe_load(text)) if name == "c.json" else text)
+    (tmp_path / "below.yaml" / "d.yaml").write_text(pod())
+    found = [item.pod.name for item in load_all([str(tmp_path)]) if isinstance(item, LoadedPod)]
+    assert found == ["a", "b", "c"]
+    (tmp_path / "kustomization.yaml").touch()
+    with pytest.raises(ManifestError, match="it is a kustomization: build it first: kubectl kustomize"):
+        load_manifests(str(tmp_path))
+    (tmp_path / "Chart.yaml").touch()
+    with pytest.raises(ManifestError, match="it is a Helm chart: render it first"):
+        load_manifests(str(tmp_path))
 
 
 def test_pods_of_one_run_are_bounded() -> None:

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from deviceplugin.cli.main import cli
 
-POD = "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c}]}}"
+POD = "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c, image: x}]}}"
 
 
 @pytest.mark.parametrize("command", [("run", "-"), ("up", "-d", "/nonexistent/n")])
