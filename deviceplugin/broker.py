@@ -109,7 +109,7 @@ class Broker:
         self._generation = 0
         self._granted_at: dict[str, float] = {}
         self._lists: dict[str, Published] = {}
-        self._view = NodeView(gpus={}, groups={}, resources={}, client_limit=config.mps.client_limit)
+        self._view = NodeView(gpus={}, groups={}, resources={})
         self._dirty = self._urgent = True
         self._version = 0
         self._closed = False

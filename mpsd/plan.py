@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from mpsd.capability import client_limit, several_users
 from mpsd.config.model import NodeConfig, UnitMemory
 from mpsd.daemon.namespaces import MAX_NAME, SERVER, Namespace, share_name, units_name
 from mpsd.daemon.paths import SOCKET_PATH_MAX, DaemonDirs, base_environment, daemon_dirs
@@ -25,7 +26,7 @@ class DaemonSpec:
     `pinned_limit_bytes` is its default memory limit per client and GPU (protocol 2). Where no sm-sharing resource may
     use the group it is all usable memory: a client that finds the daemon all the same must not eat the reserve.
     `namespaces` are all that its one server should have, and `main_socket` is whether somebody is to reach its main
-    socket (protocol 3).
+    socket (protocol 3). `several_users`: its GPUs let one server take clients of any user.
     """
 
     name: str
@@ -37,6 +38,7 @@ class DaemonSpec:
     namespaces: tuple[Namespace, ...] = ()
     shared_memory: bool = False
     main_socket: bool = False
+    several_users: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,16 @@ def daemon_spec(
     main_socket = protocol == 3 and any(allocation.default_socket for allocation in allocations)
     shared_memory = config.mps.shared_memory
     return DaemonSpec(
-        group.name, group.gpus, protocol, pinned, dirs, environment, namespaces, shared_memory, main_socket
+        group.name,
+        group.gpus,
+        protocol,
+        pinned,
+        dirs,
+        environment,
+        namespaces,
+        shared_memory,
+        main_socket,
+        several_users(members),
     )
 
 
@@ -135,7 +146,7 @@ def _namespaces(
         size = share_size(resource, usable)
         if isinstance(resource.memory, UnitMemory) or not isinstance(size, ShareSize):
             continue
-        for slot in range(slot_count(resource, usable, config.mps.client_limit)):
+        for slot in range(slot_count(resource, usable, client_limit(members, config.mps.client_limit))):
             name = share_name(resource.name, slot)
             wanted[name] = Namespace(name, size.limit_bytes, resource.thread_percent)
     for allocation in served:

@@ -31,6 +31,7 @@ def info(index: int = 0, memory_gib: int = 80, **changes: object) -> GpuInfo:
         "name": "Test GPU",
         "memory_total_bytes": memory_gib * GIB,
         "memory_reserved_bytes": 0,
+        "compute_capability": (9, 0),
         "numa_node": index % 2,
     }
     return GpuInfo(**(fields | changes))  # type: ignore[arg-type]

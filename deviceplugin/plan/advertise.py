@@ -11,7 +11,7 @@ import msgspec
 from deviceplugin import ids
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.enforcement import conflict
-from deviceplugin.plan.model import Device, DeviceList, GroupView, NodeView, ResourceView
+from deviceplugin.plan.model import Device, DeviceList, GpuView, GroupView, NodeView, ResourceView
 from deviceplugin.plan.view import numa_nodes
 from mpsd.config.model import Enforcement, UnitMemory
 from mpsd.gpu.model import Mode
@@ -48,7 +48,7 @@ def advertise(view: ResourceView, node: NodeView, accounts: Accounts, offer: str
     held_by_group: dict[str, list[str]] = {}
     for share in held:
         held_by_group.setdefault(ids.group_of(share), []).append(share)
-    fits = {name: free_fit(view, node.groups[name], node, accounts) for name in view.device_ids}
+    fits = {name: free_fit(view, node.groups[name], accounts) for name in view.device_ids}
     room = {name: _available(view, name, count, held) for name, (count, _) in fits.items()}
     unit = isinstance(view.resource.memory, UnitMemory)
     if unit and (offer is None or not room.get(offer)):
@@ -66,7 +66,7 @@ def advertise(view: ResourceView, node: NodeView, accounts: Accounts, offer: str
     return Advertisement(tuple(devices), reason, reasons, offer if unit else None)
 
 
-def free_fit(view: ResourceView, group: GroupView, node: NodeView, accounts: Accounts) -> tuple[int, str]:
+def free_fit(view: ResourceView, group: GroupView, accounts: Accounts) -> tuple[int, str]:
     """How many more shares the group has memory and clients for; with 0 comes the reason."""
     mode = view.resource.mode
     if reason := _takes_nothing(view, group):
@@ -80,9 +80,9 @@ def free_fit(view: ResourceView, group: GroupView, node: NodeView, accounts: Acc
         if bound is not None and bound is not mode:
             held_by = _count(len(accounts.on_gpu(gpu.uuid)), "allocation")
             return 0, group.of_member(gpu, f"it is bound to {bound} by {held_by}")
-        clients = client_room(mode, gpu.uuid, node, accounts)
+        clients = client_room(mode, gpu, accounts)
         if clients <= 0:
-            return 0, group.of_member(gpu, f"its {node.client_limit} MPS clients are taken")
+            return 0, group.of_member(gpu, f"its {gpu.client_limit} MPS clients are taken")
         free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
         count = max(0, free_bytes // size.request_bytes)
         if count == 0:
@@ -96,11 +96,11 @@ def free_fit(view: ResourceView, group: GroupView, node: NodeView, accounts: Acc
     return min(fits, default=0), ""
 
 
-def client_room(mode: Mode, uuid: str, node: NodeView, accounts: Accounts) -> int:
+def client_room(mode: Mode, gpu: GpuView, accounts: Accounts) -> int:
     """How many more containers the GPU takes. The MPS client cap counts allocations over all resources."""
     if mode is not Mode.SM_SHARING:
-        return node.client_limit
-    return node.client_limit - len(accounts.on_gpu(uuid))
+        return gpu.client_limit
+    return gpu.client_limit - len(accounts.on_gpu(gpu.uuid))
 
 
 def _available(view: ResourceView, name: str, fit: int, held: Mapping[str, bool]) -> int:

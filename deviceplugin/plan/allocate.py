@@ -144,10 +144,10 @@ def _no_room_on(
             f"{format_bytes(accounts.granted_bytes(gpu.uuid))}): wait for one to end, or "
             f"{_smaller(view, node, ids.group_of(wanted[0]), free_bytes)}",
         )
-    if client_room(view.resource.mode, gpu.uuid, node, accounts) <= 0:
+    if client_room(view.resource.mode, gpu, accounts) <= 0:
         return Refusal(
             RefusalCode.NO_ROOM,
-            f"{view.name}: {asked} on {gpu.label}, but its {node.client_limit} MPS clients are taken: "
+            f"{view.name}: {asked} on {gpu.label}, but its {gpu.client_limit} MPS clients are taken: "
             "wait for an allocation to end",
         )
     return None

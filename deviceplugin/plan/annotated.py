@@ -23,6 +23,7 @@ from deviceplugin.plan.model import (
     RefusalCode,
     allocation_key,
 )
+from mpsd import capability
 from mpsd.config.model import Delivery, Enforcement
 from mpsd.gpu.model import Mode
 from mpsd.quantity import format_bytes
@@ -54,6 +55,8 @@ def plan_container(
         unknown = ", ".join(uuid for uuid in ask.gpus if uuid not in node.gpus)
         return _invalid(f"GPU {unknown or '(none)'} is not on this node")
     given = ask.isolation.level(level(ask.mode, Delivery.CDI, view.hard))
+    if given is Enforcement.COOPERATIVE and _incapable(gpus):
+        given = Enforcement.NONE
     asked = ask
     if view.reduces:
         ask = reduced(ask, gpus, accounts)
@@ -64,7 +67,7 @@ def plan_container(
         or _mode_conflict(ask, gpus, accounts, asked.request_bytes)
     )
     if refusal is None and not force:
-        refusal = _not_enforceable(ask, view, group, given) or _no_room(ask, gpus, node, accounts, asked.request_bytes)
+        refusal = _not_enforceable(ask, view, gpus, group, given) or _no_room(ask, gpus, accounts, asked.request_bytes)
     if refusal is not None:
         return refusal
     soft = 0 if group is None else soft_bytes(given, group, accounts, ask.request_bytes)
@@ -196,10 +199,18 @@ def _groups_hit(gpus: list[GpuView], node: NodeView) -> str:
     return f"GPU {names} {are} not one group of the node's config (`gpus.groups`){parts}"
 
 
+def _incapable(gpus: Iterable[GpuView]) -> str:
+    """Why MPS holds nobody to limits on these GPUs, empty when it does."""
+    return capability.objection(gpu.info for gpu in gpus)
+
+
 def _not_enforceable(
-    ask: ContainerAsk, view: AnnotatedView, group: GroupView | None, given: Enforcement
+    ask: ContainerAsk, view: AnnotatedView, gpus: list[GpuView], group: GroupView | None, given: Enforcement
 ) -> Refusal | None:
     why = ask.isolation.message or not_hard(Delivery.CDI, view.hard)
+    incapable = _incapable(gpus)
+    if incapable and ask.thread_percent is not None:
+        return _invalid(f"{incapable}: name another GPU, or no thread percentage")
     several = group is not None and group.has_one_limit
     if ask.limit_bytes > ask.request_bytes and given is not Enforcement.HARD:
         return _invalid(
@@ -218,8 +229,10 @@ def _not_enforceable(
         )
     if given.rank >= view.minimum.rank:
         return None
-    sharing = ask.isolation.level(mps_level(Mode.SM_SHARING))
-    if ask.mode is Mode.TIME_SLICING and sharing.rank >= view.minimum.rank:
+    sharing = ask.isolation.level(Enforcement.NONE if incapable else mps_level(Mode.SM_SHARING))
+    if incapable and ask.mode is Mode.SM_SHARING:
+        why = f"{incapable}; {why}"
+    elif ask.mode is Mode.TIME_SLICING and sharing.rank >= view.minimum.rank:
         return _invalid(
             "its mode is time-slicing (the default), which has a memory limit only with hard enforcement (driver r615 "
             f"or newer), and that is not to be had here: {why}; or set gpu-compute.mode to sm-sharing"
@@ -242,9 +255,7 @@ def _mode_conflict(ask: ContainerAsk, gpus: list[GpuView], accounts: Accounts, a
     return None
 
 
-def _no_room(
-    ask: ContainerAsk, gpus: list[GpuView], node: NodeView, accounts: Accounts, asked_bytes: int
-) -> Refusal | None:
+def _no_room(ask: ContainerAsk, gpus: list[GpuView], accounts: Accounts, asked_bytes: int) -> Refusal | None:
     asked = f"it asks for {format_bytes(asked_bytes)}"
     for gpu in gpus:
         held = accounts.on_gpu(gpu.uuid)
@@ -256,10 +267,10 @@ def _no_room(
                 f"usable is free ({len(held)} allocation(s) hold {format_bytes(accounts.granted_bytes(gpu.uuid))}): "
                 f"{_of_the_same_pod(ask, held.values())}",
             )
-        if client_room(ask.mode, gpu.uuid, node, accounts) <= 0:
+        if client_room(ask.mode, gpu, accounts) <= 0:
             return Refusal(
                 RefusalCode.NO_ROOM,
-                f"{asked} on {gpu.label}, but its {node.client_limit} MPS clients are taken: wait for an allocation to "
+                f"{asked} on {gpu.label}, but its {gpu.client_limit} MPS clients are taken: wait for an allocation to "
                 "end",
             )
     if ask.limit_bytes > ask.request_bytes and (reason := burst_conflict(ask.gpus, accounts)):

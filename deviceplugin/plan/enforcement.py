@@ -6,6 +6,7 @@ from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.model import GroupView, HardAbility, ResourceView
+from mpsd import capability
 from mpsd.config.model import Delivery, Enforcement, Resource
 from mpsd.gpu.model import Mode
 from mpsd.quantity import format_bytes
@@ -110,6 +111,21 @@ def soft_bytes(given: Enforcement, group: GroupView, accounts: Accounts, request
     """What the driver is to protect of a new allocation: its request where a neighbour may borrow, else nothing."""
     borrowers = borrowed_from(group.gpus, accounts)
     return request_bytes if given is Enforcement.HARD and (group.burst or borrowers) else 0
+
+
+def capability_objection(resource: Resource, group: GroupView, given: Enforcement) -> str:
+    """Why a share's limit would not be held on GPUs of this kind, empty when it is: where it is MPS that holds it."""
+    if resource.mode is not Mode.SM_SHARING or given is not Enforcement.COOPERATIVE:
+        return ""
+    if not (reason := capability.objection(gpu.info for gpu in group.members)):
+        return ""
+    return f"{reason}: give the resource other GPUs (`gpus.include`), or accept it unenforced with `enforcement: none`"
+
+
+def percentage_objection(resource: Resource, group: GroupView) -> str:
+    """Why a share's thread percentage would not be held there, empty when it is or it has none."""
+    reason = capability.objection(gpu.info for gpu in group.members) if resource.thread_percent is not None else ""
+    return f"{reason}: give the resource other GPUs (`gpus.include`), or drop `compute.threadPercent`" if reason else ""
 
 
 def one_limit_objection(resource: Resource, group: GroupView, limit_bytes: int, default_bytes: int) -> str:

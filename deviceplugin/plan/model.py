@@ -8,7 +8,7 @@ import msgspec
 
 from cdi.registry import MEMORY_HOOK
 from deviceplugin.isolation import SHARED, Isolation
-from mpsd.config.model import Delivery, Enforcement, Resource
+from mpsd.config.model import MPS_CLIENTS_PER_GPU, Delivery, Enforcement, Resource
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.groups import Group
 from mpsd.ranges import Bytes, Count, LimitBytes, Line, Name, NameOrNone, Percent, UnixSeconds
@@ -21,7 +21,8 @@ class GpuView(msgspec.Struct, frozen=True):
 
     `lost`: every share of it is Unhealthy, held ones too. `blocked`: nothing new in any mode and Allocate refuses.
     `waiting`: free shares are Unhealthy, but an Allocate that comes all the same is granted and waits for its CDI file.
-    `daemon_waiting`: the same, for sm-sharing only. `protocol` is the MPS protocol its daemon spoke last.
+    `daemon_waiting`: the same, for sm-sharing only. `protocol` is the MPS protocol its daemon spoke last,
+    `client_limit` how many containers its MPS takes.
     `for_annotated`: annotated pods may use it; `reserved`: a scheduler has begun to give it to them, so resources take
     nothing new there.
     """
@@ -33,6 +34,7 @@ class GpuView(msgspec.Struct, frozen=True):
     waiting: str = ""
     daemon_waiting: str = ""
     protocol: int = 2
+    client_limit: int = MPS_CLIENTS_PER_GPU
     for_annotated: bool = False
     reserved: str = ""
 
@@ -244,7 +246,6 @@ class NodeView(msgspec.Struct, frozen=True):
     gpus: Mapping[str, GpuView]
     groups: Mapping[str, GroupView]
     resources: Mapping[str, ResourceView]
-    client_limit: int
     annotated: "AnnotatedView | None" = None
 
 

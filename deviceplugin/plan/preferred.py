@@ -52,7 +52,7 @@ def preferred(
 def _rank(view: ResourceView, node: NodeView, accounts: Accounts, name: str) -> tuple[bool, int, int, int]:
     """Smaller is better: fits at all, idle GPUs touched, least memory left, index."""
     group = node.groups[name]
-    fit, _ = free_fit(view, group, node, accounts)
+    fit, _ = free_fit(view, group, accounts)
     idle = sum(1 for gpu in group.members if not accounts.on_gpu(gpu.uuid))
     free_bytes = min(gpu.usable_bytes - accounts.granted_bytes(gpu.uuid) for gpu in group.members)
     return (fit == 0, idle, free_bytes, min(gpu.index for gpu in group.members))

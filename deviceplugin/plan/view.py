@@ -16,6 +16,7 @@ from deviceplugin.plan.model import (
     NodeView,
     ResourceView,
 )
+from mpsd.capability import client_limit
 from mpsd.config.model import (
     MAX_ADVERTISED_DEVICES,
     Enforcement,
@@ -80,6 +81,7 @@ def gpu_view(
         waiting=waiting,
         daemon_waiting=daemon_waiting,
         protocol=protocol,
+        client_limit=client_limit([status.info], config.mps.client_limit),
         for_annotated=for_annotated(config, [status.info]),
         reserved=reserved,
     )
@@ -158,7 +160,6 @@ def node_view(
         gpus=by_uuid,
         groups=by_name,
         resources=resources,
-        client_limit=config.mps.client_limit,
         annotated=annotated,
     )
 
@@ -253,7 +254,10 @@ def resource_view(
             objection = next(others, SET_ASIDE if unfit else "no GPU of this node is open to it")
         else:
             objection = "no GPU is known yet"
-    slots = {name: slot_count(resource, by_name[name].usable_bytes, config.mps.client_limit) for name in sizes}
+    slots = {
+        name: slot_count(resource, by_name[name].usable_bytes, min(gpu.client_limit for gpu in by_name[name].members))
+        for name in sizes
+    }
     total = sum(slots.values())
     too_long = ""
     if objection:
@@ -290,11 +294,13 @@ def _size_on(
     elif group.unlisted:
         size = group.unlisted
     elif not isinstance(size, str):
-        size = enforcement.burst_objection(resource, group) or size
+        size = enforcement.burst_objection(resource, group) or enforcement.percentage_objection(resource, group) or size
     if isinstance(size, str) or given is Enforcement.HARD:
         return size, ""
     default = largest_limit_bytes(config.resources, config, group.group, infos, group.usable_bytes)
-    loose = enforcement.one_limit_objection(resource, group, size.limit_bytes, default or 0)
+    loose = enforcement.capability_objection(resource, group, given) or enforcement.one_limit_objection(
+        resource, group, size.limit_bytes, default or 0
+    )
     return (loose, "") if loose and resource.enforcement.rank > 0 else (size, loose)
 
 

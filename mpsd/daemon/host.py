@@ -240,7 +240,8 @@ class LocalHost:
     def _start(self, spec: DaemonSpec) -> None:
         controller = self._controllers[spec.protocol]
         controller.prepare(spec)
-        arguments: Sequence[str] = (self._binary, *controller.start_arguments(spec, multiuser=os.geteuid() == 0))
+        multiuser = os.geteuid() == 0 and spec.several_users
+        arguments: Sequence[str] = (self._binary, *controller.start_arguments(spec, multiuser=multiuser))
         environment: Mapping[str, str] = dict(spec.environment)
         explain: process.Explain = process.no_explanation
         if self._place is not None:

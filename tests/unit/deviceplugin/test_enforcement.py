@@ -192,3 +192,29 @@ def test_nobody_is_said_to_be_evictable_without_limits_in_force(used_gib: int, i
     assert isinstance(allocation, Allocation)
     got = burst(allocation, used_gib * GIB, in_force=in_force)
     assert said in got if said else got == ""
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (0, 0)], ids=["old", "not told"])
+@pytest.mark.parametrize("hard", [missing("driver 580 has none"), HARD], ids=["MPS alone", "hard"])
+def test_gpus_without_limits_of_mps_offer_what_holds_there_and_the_others_all(
+    capability: tuple[int, int], hard: HardAbility
+) -> None:
+    """Mixed node: GPU 0 is below compute capability 7.0, or the driver does not tell."""
+    cfg = config(
+        resource("shared", fixed(8)),
+        resource("loose", fixed(1), enforcement=Enforcement.NONE),
+        resource("slow", fixed(8), enforcement=Enforcement.NONE, thread_percent=50),
+    )
+    view = node(cfg, info(0, compute_capability=capability), info(1), hard=hard)
+    shared, loose, slow = (view.resources[f"gpufrac.dev/{name}"] for name in ("shared", "loose", "slow"))
+    old, new = uuid(0), uuid(1)
+    assert (len(loose.device_ids[old]), len(loose.device_ids[new])) == (16, 48)
+    assert "thread percentages only from 7.0 on" in slow.unfit[old]
+    assert new in slow.slots
+    if hard is HARD:
+        assert shared.enforcement_on(old) is shared.enforcement_on(new) is Enforcement.HARD
+        return
+    assert "only from 7.0 on" in shared.unfit[old]
+    assert "enforcement: none" in shared.unfit[old]
+    assert shared.enforcement_on(new) is Enforcement.COOPERATIVE
+    assert (loose.enforcement_on(old), loose.enforcement_on(new)) == (Enforcement.NONE, Enforcement.COOPERATIVE)
