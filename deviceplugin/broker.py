@@ -36,12 +36,13 @@ from deviceplugin.plan.model import (
 )
 from deviceplugin.plan.preferred import preferred
 from deviceplugin.plan.start import (
+    Grant,
     attach_objection,
     gpus_objection,
     hard_objection,
-    pipe_directory,
     start_objection,
     starts_as,
+    way,
 )
 from deviceplugin.plan.view import RESERVED, daemon_trouble, gpu_view, node_view
 from deviceplugin.presence import Holder, Observation
@@ -599,22 +600,22 @@ class Broker:
                 self._holders.forget(key)
                 self._mark_dirty()
 
-    def permitted(self) -> dict[str, tuple[Allocation, str]]:
-        """Allocations whose containers may start now, at the level they would start with, with the directory of their
-        daemon that they mount (empty without a daemon). Everything is checked against what mpsd said last: see
+    def permitted(self) -> dict[str, Grant]:
+        """Allocations whose containers may start now, at the level they would start with, with what they mount
+        of their daemon. Everything is checked against what mpsd said last: see
         plan.start."""
         with self._lock:
             permitted = self._permitted(self._accounts)
             self._holders.may_start(allocation for allocation, _ in permitted.values())
             return permitted
 
-    def grant(self, key: str) -> tuple[Allocation, str] | None:
+    def grant(self, key: str) -> Grant | None:
         """What `permitted` has for one allocation."""
         with self._lock:
             found = self._accounts.get(key)
             return None if found is None else self._permitted((found,)).get(key)
 
-    def _permitted(self, granted_ones: Iterable[Allocation]) -> dict[str, tuple[Allocation, str]]:
+    def _permitted(self, granted_ones: Iterable[Allocation]) -> dict[str, Grant]:
         if self._absence:
             return {}
         gpus = {gpu.info.uuid: gpu for gpu in self._gpus}
@@ -629,7 +630,7 @@ class Broker:
             if question not in judged:
                 judged[question] = gpus_objection(allocation, gpus)
             if not judged[question] and not attach_objection(allocation, gpus):
-                allowed[allocation.key] = (allocation, pipe_directory(allocation, gpus))
+                allowed[allocation.key] = (allocation, way(allocation, gpus))
         return allowed
 
     def desired(self) -> Desired:
@@ -641,6 +642,11 @@ class Broker:
     def protocol(self, gpu: str) -> int:
         """The MPS protocol that the GPU's daemon spoke last; before any did, the configured one."""
         return self._protocols.get(gpu, 3 if self._config.mps.protocol == "3" else 2)
+
+    def shared_memory(self, gpu: str) -> str | None:
+        """What the GPU's daemon has as its /dev/shm by mpsd's last word, None before that."""
+        with self._lock:
+            return next((g.daemon.shared_memory for g in self._gpus if g.info.uuid == gpu and g.daemon), None)
 
     def publish(self) -> float | None:
         """Recomputes every list and wakes streams where one changed. Seconds until a list changes by time alone."""

@@ -25,6 +25,7 @@ from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.kubelet.watch import Identity, socket_identity
 from deviceplugin.lastowners import LastOwners, living
 from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
+from deviceplugin.plan.start import Grant, Way
 from deviceplugin.presence import Holder, Observation, Shares
 from mpsd.config.model import AnnotationsConfig
 from mpsd.errors import GpufracError
@@ -49,9 +50,6 @@ GUARD_S = 5.0
 CLIENTS_S = 10.0
 PRESSED_CLIENTS_S = 2.0
 """How long mpsd may take to look up GPU processes; the shorter one while an Allocate waits for it."""
-
-Grant = tuple[Allocation, str]
-"""An allocation that may start, and the directory of its daemon that it mounts."""
 
 
 class SpecFiles(Protocol):
@@ -300,19 +298,16 @@ class Keeper:
         with self._spec_lock:
             return self._specs.is_off()
 
-    def _spec(self, allocation: Allocation, pipe_directory: str) -> Spec:
-        mps = self._broker.config.mps
-        shared_memory = render.shared_memory(allocation, mps)
-        return render.spec(
-            allocation, pipe_directory, shared_memory, writable=mps.writable_mount, settable=self._settable
-        )
+    def _spec(self, allocation: Allocation, way: Way) -> Spec:
+        writable = self._broker.config.mps.writable_mount
+        return render.spec(allocation, *way, writable=writable, settable=self._settable)
 
-    def _write(self, allocation: Allocation, pipe_directory: str) -> str:
+    def _write(self, allocation: Allocation, way: Way) -> str:
         try:
-            self._specs.put(allocation.key, self._spec(allocation, pipe_directory))
+            self._specs.put(allocation.key, self._spec(allocation, way))
         except CdiError as error:
             return str(error)
-        self._published[allocation.key] = (allocation, pipe_directory)
+        self._published[allocation.key] = (allocation, way)
         return ""
 
     def _withdraw(self, key: str) -> str:

@@ -125,7 +125,8 @@ def is_read_only(container: str, *, writable: bool) -> bool:
 
 
 def shared_memory(allocation: Allocation, mps: MpsConfig) -> str:
-    """The directory on the host that the allocation's daemon sees as /dev/shm, empty for the node's."""
+    """The directory on the host that the allocation's daemon will see as /dev/shm by the config, empty for the node's.
+    Only for an answer that is given before there is a daemon: one that runs may have been started otherwise."""
     return daemon_dirs(mps, allocation.group).shared_memory if mps.shared_memory else ""
 
 

@@ -15,7 +15,7 @@ from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
 from mpsd.daemon import process
-from mpsd.daemon.host import LocalHost
+from mpsd.daemon.host import LocalHost, Place
 from mpsd.daemon.logs.parse import Severity
 from mpsd.daemon.logs.tail import LogTails
 from mpsd.errors import ConfigError, GpufracError, ProtocolError
@@ -133,11 +133,13 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     parts.callback(watcher.close)
 
 
-def _place(config: NodeConfig) -> tuple[HostPlace | None, tuple[str, ...]]:
+def _place(config: NodeConfig) -> tuple[Place, tuple[str, ...]]:
     """Where daemons are started, and what of this host falls short of what they need. A simulated node asks nothing of
     its host."""
     if config.backend == "simulated":
-        return None, ()
+        from mpsd.sim.place import SimulatedPlace
+
+        return SimulatedPlace(shared_memory=config.mps.shared_memory), ()
     found = survival.probe(
         lambda arguments: process.run(arguments, {}, b"", PROBE_S, PROBE_BYTES),
         (config.mps.run_root, config.mps.log_root),

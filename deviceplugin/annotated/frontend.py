@@ -27,6 +27,7 @@ from deviceplugin.broker import Broker
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Runtime
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
+from deviceplugin.plan.start import Grant, Way
 from deviceplugin.runtimes import cdi_loses, starts_wait, takes_cdi
 from mpsd.config.model import AnnotationsConfig, Enforcement, TrustPolicy
 from mpsd.errors import GpufracError
@@ -65,7 +66,7 @@ class Keeper(Protocol):
 
     def observe(self, newer_than_s: float = 0.0) -> bool: ...
     def recheck(self) -> None: ...
-    def wait_attached(self, key: str, timeout_s: float) -> tuple[Allocation, str] | None: ...
+    def wait_attached(self, key: str, timeout_s: float) -> Grant | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +334,7 @@ class AnnotatedFrontend:
         if reason:
             raise GpufracError(reason)
 
-    def _attached(self, allocation: Allocation) -> tuple[Allocation, str]:
+    def _attached(self, allocation: Allocation) -> Grant:
         """Waits until what it holds now may start."""
         hopeless = self._broker.absence or allocation.gpus in self._in_vain
         grant = self._keeper.wait_attached(allocation.key, RETRY_ATTACH_S if hopeless else self._attach_s)
@@ -346,13 +347,11 @@ class AnnotatedFrontend:
             self._pause(CDI_SETTLE_S)
         return grant
 
-    def _adjust(self, allocation: Allocation, pipe_directory: str) -> Adjustment:
-        mps = self._broker.config.mps
+    def _adjust(self, allocation: Allocation, way: Way) -> Adjustment:
         return adjustment(
             allocation,
-            pipe_directory,
-            render.shared_memory(allocation, mps),
-            writable=mps.writable_mount,
+            *way,
+            writable=self._broker.config.mps.writable_mount,
             by_cdi=self._by_cdi,
             settable=self._broker.hard.settable,
         )

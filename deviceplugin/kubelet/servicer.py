@@ -110,7 +110,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     def _answer(self, allocation: Allocation) -> pb.ContainerAllocateResponse:
         mps = self._broker.config.mps
-        shared_memory = render.shared_memory(allocation, mps)
+        shared_memory = self._broker.shared_memory(allocation.gpus[0])
+        if shared_memory is None:
+            shared_memory = render.shared_memory(allocation, mps)
         answer = render.answer(
             allocation, self._pipe_directory(allocation), shared_memory, settable=self._broker.hard.settable
         )

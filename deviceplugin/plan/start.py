@@ -1,6 +1,7 @@
 """May a container start now, and what does it mount? Judged from what mpsd said last (pure)."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -14,6 +15,18 @@ from mpsd.snapshot import Attached, DaemonStatus, GpuStatus
 
 Gpus = Mapping[str, GpuStatus]
 """All GPUs that mpsd reports, by UUID."""
+
+
+class Way(NamedTuple):
+    """Directories of the host by which a container reaches its daemon; empty where it needs none. `shared_memory`: what
+    the daemon has as its /dev/shm, empty for the node's."""
+
+    pipe_directory: str = ""
+    shared_memory: str = ""
+
+
+Grant = tuple[Allocation, Way]
+"""An allocation that may start, and what it mounts."""
 WAITING = "waiting for the MPS daemon of"
 
 
@@ -126,13 +139,13 @@ def attach_objection(allocation: Allocation, gpus: Gpus) -> str:
     return "" if attached.pipe_directory else "its MPS daemon names no directory for it"
 
 
-def pipe_directory(allocation: Allocation, gpus: Gpus) -> str:
-    """What the container mounts when it may start, empty when it needs no daemon."""
+def way(allocation: Allocation, gpus: Gpus) -> Way:
+    """What the container mounts when it may start: what the daemon that runs has, whatever the config says by now."""
     daemon = _daemon(allocation, gpus)
     if daemon is None:
-        return ""
+        return Way()
     attached = _attached(allocation, daemon) if daemon.protocol != 2 else None
-    return attached.pipe_directory if attached is not None else daemon.pipe_directory
+    return Way(attached.pipe_directory if attached is not None else daemon.pipe_directory, daemon.shared_memory)
 
 
 def loosened(allocation: Allocation, gpus: Gpus) -> str:

@@ -370,6 +370,7 @@ class DaemonKeeper:
             pinned_limit_bytes=self._limit_bytes if self.answers else None,
             attached=attached,
             unheld=self.hold.objection,
+            shared_memory=self.spec.dirs.shared_memory if self.identity and self.identity.shared_memory else "",
             restarts=self.life.restarts,
             wedged=self.life.wedged,
             last_log=() if fine else last_log(),

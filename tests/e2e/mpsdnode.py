@@ -42,7 +42,7 @@ class MpsdNode:
         self._stack = contextlib.ExitStack()
         self._count = 0
 
-    def write_config(self, request: str = "8Gi", more: str = "", pair: str = "") -> None:
+    def write_config(self, request: str = "8Gi", more: str = "", pair: str = "", mps: str = "") -> None:
         """Replaces the config file in one step. `pair`: members of a group of that name, which the resource is on."""
         resource, node = ("gpus: {groups: [pair]}", f"gpus: {{groups: {{pair: {pair}}}}}") if pair else ("", "")
         gpus = ", ".join(["{memory: 80Gi}"] * self.gpus)
@@ -55,7 +55,7 @@ resources:
     compute: {{mode: sm-sharing}}
     {resource}
 {node}
-mps: {{runRoot: {self.run_root}, logRoot: {self.root}/log}}
+mps: {{runRoot: {self.run_root}, logRoot: {self.root}/log{mps}}}
 cdi: {{directory: {self.root}/cdi}}
 kubelet: {{root: {self.root}/kubelet}}
 stateRoot: {self.root}/state

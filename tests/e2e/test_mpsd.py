@@ -445,3 +445,22 @@ def test_where_no_server_can_be_started_nobody_is_let_in_and_it_is_said(node: Mp
     node.switch("start-server", "starts")
     gpu = node.until_gpu(is_held)
     assert past_mps(node, gpu) == BUSY
+
+
+def test_shared_memory_switched_on_is_told_once_the_daemon_that_runs_has_it(node: MpsdNode) -> None:
+    mpsd = node.start()
+    node.until_ready()
+    gpu = bind(node)
+    program = node.cuda(gpu, "--allocate", "4Gi", "--hold", GPUFRAC_ALLOCATION="k0")
+    assert first_line(program) == str(4 * GIB)
+    terminate(mpsd)
+    node.write_config(mps=", sharedMemory: true")
+    node.start()
+    gpu = node.until_gpu(lambda g: g.daemon is not None and "no shared memory of its own" in g.daemon.reason)
+    assert gpu.daemon is not None
+    assert gpu.daemon.shared_memory == ""
+    end(program)
+    node.apply(Desired())
+    gpu = node.until_gpu(lambda g: is_ready(g) and g.daemon is not None and g.daemon.shared_memory != "")
+    assert gpu.daemon is not None
+    assert os.path.isdir(gpu.daemon.shared_memory)

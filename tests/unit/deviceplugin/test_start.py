@@ -9,11 +9,12 @@ from msgspec import structs
 from deviceplugin.nri.model import Runtime
 from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, ContainerRef, HardAbility
 from deviceplugin.plan.start import (
+    Way,
     hard_objection,
     loosened,
-    pipe_directory,
     start_objection,
     starts_as,
+    way,
 )
 from deviceplugin.runtimes import takes_cdi
 from mpsd.config.model import GIB, Enforcement
@@ -51,7 +52,7 @@ def reported(live: Allocation, served: DaemonStatus | None, *others: GpuStatus) 
 def test_it_may_start_on_a_daemon_that_serves(live: Allocation, protocol: int, state: DaemonState) -> None:
     gpus = reported(live, daemon(protocol, state=state))
     assert start_objection(live, gpus, NOT_HARD) == ""
-    assert pipe_directory(live, gpus) == ("/run/mps" if protocol == 2 else f"/run/ns/{live.group}")
+    assert way(live, gpus).pipe_directory == ("/run/mps" if protocol == 2 else f"/run/ns/{live.group}")
 
 
 def attached(**changes: object) -> Callable[[Allocation], tuple[Attached, ...]]:
@@ -110,7 +111,7 @@ def test_a_daemon_of_more_gpus_numbers_them_otherwise() -> None:
 def test_time_slicing_needs_no_daemon() -> None:
     gpus = reported(SLICED, None)
     assert start_objection(SLICED, gpus, NOT_HARD) == ""
-    assert pipe_directory(SLICED, gpus) == ""
+    assert way(SLICED, gpus) == Way()
 
 
 def hard(mode: Mode, **changes: object) -> Allocation:
@@ -195,7 +196,7 @@ def test_a_time_slicing_share_among_borrowers_needs_the_daemons_main_socket(serv
     got = start_objection(live, gpus, HARD)
     assert said in got if said else got == ""
     if not said:
-        assert pipe_directory(live, gpus) == "/run/ns/_main"
+        assert way(live, gpus).pipe_directory == "/run/ns/_main"
 
 
 @pytest.mark.parametrize(
@@ -214,3 +215,11 @@ def test_a_group_whose_one_limit_was_raised_holds_nobody_to_the_old(
     gpus = reported(live, daemon(protocol, pinned_limit_bytes=40 * GIB))
     assert bool(loosened(live, gpus)) is loose
     assert loosened(live, reported(live, daemon(protocol, pinned_limit_bytes=8 * GIB))) == ""
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_container_mounts_the_shared_memory_that_the_daemon_which_runs_has(protocol: int) -> None:
+    """Not what the config says: it may have been switched on while a daemon keeps its clients."""
+    for directory in ("", "/run/mps.shm"):
+        gpus = reported(ONE, daemon(protocol, shared_memory=directory))
+        assert way(ONE, gpus).shared_memory == directory

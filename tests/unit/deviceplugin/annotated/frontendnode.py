@@ -10,6 +10,7 @@ from msgspec import structs
 from deviceplugin.annotated.frontend import AnnotatedFrontend
 from deviceplugin.nri.model import Adjustment, Container, Pod, Refused, Runtime
 from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.start import Grant
 from mpsd.config.model import (
     AnnotationsConfig,
     Enforcement,
@@ -96,7 +97,7 @@ class Node(World):
     def recheck(self) -> None:
         self.keeper.recheck()
 
-    def wait_attached(self, key: str, timeout_s: float) -> tuple[Allocation, str] | None:
+    def wait_attached(self, key: str, timeout_s: float) -> Grant | None:
         assert timeout_s <= 1
         if self.attaches:
             self.tell()
