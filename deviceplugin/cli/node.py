@@ -338,7 +338,7 @@ def daemons(config_path: str | None, run_root: str | None, output: str) -> None:
                 daemon.restarts,
                 age(daemon.since_unix_s),
                 daemon.pipe_directory,
-                daemon_reason(daemon),
+                daemon_reason(daemon) or served[0].not_shared,
             )
             for daemon, served in daemons_of(snapshot)
         ]

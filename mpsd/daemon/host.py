@@ -47,11 +47,6 @@ class ProtocolChoice:
     objection: str = ""
     unsure: str = ""
 
-    @property
-    def is_known(self) -> bool:
-        """Whether a daemon may be started with it: where the binary does not tell, what it told before counts."""
-        return not (self.unsure and self.objection)
-
 
 class Place(Protocol):
     """Where daemons are started on this host, and what lies around them there.

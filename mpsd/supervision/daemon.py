@@ -9,11 +9,11 @@ from mpsd.daemon import adopt
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured
-from mpsd.daemon.host import DaemonHost, ForeignDaemonError, Running
+from mpsd.daemon.host import DaemonHost, ForeignDaemonError, ProtocolChoice, Running
 from mpsd.daemon.lifecycle import Effect, Event, Jitter, Lifecycle, Policy
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import MAIN, link_directory, mount_directory
-from mpsd.errors import ConfigError, GpufracError
+from mpsd.errors import ConfigError, GpufracError, TransientError
 from mpsd.log import get_logger
 from mpsd.plan import DaemonSpec, GroupPlan, namespace_of
 from mpsd.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
@@ -30,11 +30,13 @@ Post = Callable[[Callable[[], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a keeper reaches beyond itself. `starting`, from the lane: a daemon is about to run, what its logs hold by
+    """What a keeper reaches beyond itself. `protocol`, from the lane: what daemons to be started speak, or why none can
+    be. `starting`, from the lane: a daemon is about to run, what its logs hold by
     now is another's. `started`: it runs, its end is to be watched. `judged`: is it the one to have? `ended`: it runs no
     more. `tried`: it was asked for something, whatever came of it."""
 
     host: DaemonHost
+    protocol: Callable[[], ProtocolChoice]
     post: Post
     policy: Policy
     rng: Jitter
@@ -62,7 +64,6 @@ class DaemonKeeper:
         self.finding = False
         """Whether a daemon of an earlier run is looked for: until then it is not known to be absent."""
         self.find_retry_s: float | None = None
-        self._looked = False
         self.outdated = ""
         """Why the daemon that runs is not the one wanted, though it works."""
         self.server_trouble = ""
@@ -128,12 +129,6 @@ class DaemonKeeper:
         elif before and not text:
             self.feed(life.Replace(""))
 
-    def find_once(self) -> None:
-        """Looks for a daemon of an earlier run that is to go on, where none may be started. Once."""
-        if not self._looked and not self.finding:
-            self._looked = True
-            self.find()
-
     def find(self) -> None:
         """Looks for a daemon of an earlier run that nothing wants now: it has to be known to end."""
         self.finding = True
@@ -182,6 +177,11 @@ class DaemonKeeper:
         That needs a daemon that answers."""
         wanted = closed and self.spec.protocol == 2 and self.answers
         self.hold.reconcile(self.spec, self.identity if wanted else None)
+
+    def try_again(self, reason: str) -> None:
+        """What kept it from being started may be over."""
+        if self.state in (DaemonState.BACKOFF, DaemonState.FAILED):
+            self.feed(life.Replace(reason, now=True))
 
     def pass_deadline(self, now_s: float) -> None:
         """Tells the lifecycle when its deadline is over."""
@@ -257,7 +257,7 @@ class DaemonKeeper:
         match effect:
             case Effect.SPAWN:
                 self._outside.starting(spec)
-                return partial(self._on_running, host.spawn(spec))
+                return partial(self._on_running, self._spawn(spec))
             case Effect.CONFIGURE:
                 configured = host.configure(spec)
                 if ask_servers:
@@ -278,6 +278,15 @@ class DaemonKeeper:
             case Effect.KILL:
                 host.kill(spec, identity, servers)
                 return self._on_gone
+
+    def _spawn(self, spec: DaemonSpec) -> Running:
+        """Where none can be started, one that runs is adopted all the same."""
+        choice = self._outside.protocol()
+        if not choice.objection:
+            return self._outside.host.spawn(spec)
+        if (running := self._outside.host.find(spec)) is None:
+            raise TransientError(choice.objection) if choice.unsure else ConfigError(choice.objection)
+        return running
 
     # --- what came of them ---------------------------------------------------------------------------------------
 

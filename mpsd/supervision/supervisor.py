@@ -128,6 +128,7 @@ class Supervisor:
         policy = policy or Policy(on_wedge=config.mps.on_wedge)
         self._outside = Outside(
             host=host,
+            protocol=self._choice,
             post=self._post,
             policy=policy,
             rng=rng,
@@ -417,12 +418,17 @@ class Supervisor:
     def _on_protocol(self, driver_version: str, choice: ProtocolChoice) -> None:
         if driver_version != self._protocol_of:
             return
-        if choice != self._protocol:
-            said = log.warning if choice.unsure else log.info
-            said("MPS protocol", protocol=choice.protocol, driver=driver_version, reason=choice.unsure)
-        self._protocol = choice
+        before, self._protocol = self._protocol, choice
         self._protocol_retry_s = time.monotonic() + PROTOCOL_RETRY_S if choice.unsure else None
         self._replan()
+        if choice == before:
+            return
+        reason = choice.unsure or choice.objection
+        said = log.warning if reason else log.info
+        said("MPS protocol", protocol=choice.protocol, driver=driver_version, reason=reason)
+        if not choice.objection:
+            for daemon in self._daemons.values():
+                daemon.try_again("the MPS protocol to speak is known")
 
     def _on_config(self, config: NodeConfig) -> None:
         old = self._config
@@ -670,9 +676,7 @@ class Supervisor:
     def _reconcile_daemon(self, daemon: DaemonKeeper) -> None:
         wanted = self._wanted(daemon)
         if wanted and not daemon.life.wanted:
-            if daemon.is_absent and not self._may_start:
-                daemon.find_once()
-            elif not (daemon.is_absent and self._is_blocked(daemon)) and not daemon.finding:
+            if not (daemon.is_absent and self._is_blocked(daemon)) and not daemon.finding:
                 daemon.feed(life.Wanted())
         elif not wanted and daemon.life.wanted:
             daemon.feed(life.Unwanted(busy=self._is_busy(daemon) and not self._held))
@@ -687,17 +691,12 @@ class Supervisor:
         """Whether it should run. Allocations outlive a reload that no longer shares their GPU."""
         if self._held or daemon.plan is None:
             return False
-        return not self._not_shared(daemon) or any(a.group == daemon.name for a in self._desired.allocations)
+        return not daemon.plan.not_shared or any(a.group == daemon.name for a in self._desired.allocations)
 
-    @property
-    def _may_start(self) -> bool:
-        """Whether it is known what a daemon to be started shall speak. One that runs is adopted in any case."""
-        return self._protocol is not None and self._protocol.is_known
-
-    def _not_shared(self, daemon: DaemonKeeper) -> str:
+    def _choice(self) -> ProtocolChoice:
+        """For lanes, once daemons are planned."""
         assert self._protocol is not None
-        assert daemon.plan is not None
-        return daemon.plan.not_shared or self._protocol.objection
+        return self._protocol
 
     def _is_blocked(self, daemon: DaemonKeeper) -> bool:
         """Whether another daemon is still on one of its GPUs: they were grouped otherwise."""
@@ -871,7 +870,7 @@ class Supervisor:
 
     def _status(self, gpu: _Gpu, allocations: Mapping[str, Sequence[DesiredAllocation]]) -> GpuStatus:
         daemon = self._daemons[self._owner[gpu.uuid]]
-        not_shared = self._not_shared(daemon) if daemon.plan is not None else "its group is being dissolved"
+        not_shared = daemon.plan.not_shared if daemon.plan is not None else "its group is being dissolved"
         if self._held and not not_shared:
             not_shared = "everything was cleaned up on request: restart mpsd to share it again"
         if not not_shared and not daemon.life.wanted and self._is_blocked(daemon):

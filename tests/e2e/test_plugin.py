@@ -612,3 +612,24 @@ def test_a_copy_of_a_cdi_file_neither_stops_a_container_nor_starts_one(short_tmp
         assert key(pod) == node.status().allocations[0].key
     finally:
         node.close()
+
+
+def test_hard_time_slicing_needs_no_mps_binary(short_tmp: Path) -> None:
+    sliced = f"""
+  - {{name: {BURST}, memory: {{request: 8Gi}}, compute: {{mode: time-slicing}}, enforcement: hard}}
+  - {{name: {CALM}, memory: {{request: 8Gi}}, compute: {{mode: sm-sharing}}}}
+"""
+    with plugin_node(short_tmp, 1, sliced, "", R615) as node:
+        write_nvidia_spec(str(short_tmp / "cdi"), [gpu_uuid(0)], memory_hook=True)
+        text = node.config.read_text().replace("mps: {", "mps: {binary: /nonexistent/nvidia-cuda-mps-control, ")
+        node.config.write_text(text)
+        node.kubelet.start()
+        node.mpsd.start()
+        node.start_plugin()
+        node.until(lambda: node.allocatable(BURST) == 9)
+        node.until_status(lambda s: s.hard_limits.startswith("yes"))
+        node.admit_running("p", BURST)
+        node.until(lambda: node.allocatable(CALM) == 0)
+        daemon = node.mpsd.client.snapshot().gpus[0].daemon
+        assert daemon is not None
+        assert "No such file or directory: is the driver's MPS package installed" in daemon.reason

@@ -113,7 +113,7 @@ def test_a_binary_is_asked_only_where_the_driver_may_have_it(node: Node) -> None
     os.unlink(node.mps.binary)
     assert node.host.protocol("580.95.05") == ProtocolChoice(2)
     choice = node.host.protocol("615.71.09")
-    assert not choice.is_known
+    assert choice.unsure
     assert re.search(r"is not known: cannot run .*/control: No such file", choice.objection)
 
 
@@ -130,7 +130,7 @@ def test_a_binary_is_asked_only_where_the_driver_may_have_it(node: Node) -> None
 def test_a_binary_that_does_not_tell_is_no_proof_that_it_lacks_protocol_3(node: Node, script: str, said: str) -> None:
     node.binary(script)
     choice = LocalHost(node.mps, node.state, help_s=0.3 if script == "sleep 60" else WAIT_S).protocol("615.71.09")
-    assert not choice.is_known
+    assert choice.objection
     assert said in choice.unsure
 
 
@@ -143,7 +143,7 @@ def test_what_the_binary_told_last_with_this_driver_counts_also_after_a_reboot(
     node.binary("sleep 60")
     state = StateFile(f"{node.root}/state/mpsd.json", "another boot")
     choice = LocalHost(msgspec.structs.replace(node.mps, protocol=wanted), state, help_s=0.3).protocol(driver)
-    assert (choice.protocol, choice.is_known, bool(choice.unsure)) == (3, known, True)
+    assert (choice.protocol, not choice.objection, bool(choice.unsure)) == (3, known, True)
 
 
 def test_a_daemon_is_started_found_and_ended(node: Node) -> None:

@@ -758,14 +758,18 @@ def test_under_protocol_3_a_binding_leaves_the_gpu_open_to_several_processes(thr
     assert gpu.driver_compute_mode is ComputeMode.DEFAULT
 
 
-def test_a_node_that_cannot_speak_the_protocol_shares_nothing_and_says_why(short_tmp: Path, watchless: None) -> None:
+def test_a_node_that_cannot_speak_the_protocol_starts_no_daemon_and_says_why(short_tmp: Path, watchless: None) -> None:
     bench = Bench(short_tmp, CALM)
     bench.host.choice = ProtocolChoice(3, objection="cannot speak MPS protocol 3: the driver is too old")
     with running(bench):
         bench.supervisor.inventory_changed(inventory(state_of(ONE)))
-        gpu = bench.until_gpu(ONE, lambda g: bool(g.not_shared))
-        assert gpu.not_shared == "cannot speak MPS protocol 3: the driver is too old"
-        assert bench.host.calls == []
+        gpu = bench.until_daemon(ONE, DaemonState.FAILED)
+        assert gpu.daemon is not None
+        assert gpu.daemon.reason == "cannot speak MPS protocol 3: the driver is too old"
+        assert bench.host.verbs(ONE) == ["find"]
+        bench.supervisor.apply(bind(ONE, Mode.TIME_SLICING))  # what needs no daemon is served all the same
+        gpu = bench.until_gpu(ONE, lambda g: g.mode is Mode.TIME_SLICING)
+        assert gpu.not_shared == ""
 
 
 def test_an_outdated_daemon_serves_in_its_own_protocol_and_is_replaced_when_unused(
@@ -1156,10 +1160,8 @@ def test_while_it_is_not_known_what_daemons_shall_speak_none_is_started_not_even
     with running(bench):
         bench.supervisor.apply(bind(ONE))
         bench.supervisor.inventory_changed(inventory(state_of(ONE)))
-        gpu = bench.until_gpu(ONE, lambda gpu: "it is slow" in gpu.not_shared)
-        bench.host.await_call("find", ONE)
+        bench.until_gpu(ONE, lambda gpu: gpu.daemon is not None and "it is slow" in gpu.daemon.reason)
         assert "spawn" not in bench.host.verbs(ONE)
-        assert gpu.mode is None
         bench.host.choice = ProtocolChoice(3)
         bench.host.fail.clear()
         gpu = bench.until_daemon(ONE, DaemonState.READY)
