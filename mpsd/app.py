@@ -5,7 +5,7 @@ import resource
 import threading
 import time
 from contextlib import ExitStack
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
 from mpsd.daemon import process
-from mpsd.daemon.host import LocalHost, Place
+from mpsd.daemon.host import LocalHost
 from mpsd.daemon.logs.parse import Severity
 from mpsd.daemon.logs.tail import LogTails
 from mpsd.errors import ConfigError, GpufracError, ProtocolError
@@ -33,6 +33,9 @@ from mpsd.stopsignal import StopSignal
 from mpsd.supervision.limits import LimitDoor
 from mpsd.supervision.supervisor import Supervisor
 from mpsd.supervision.terminate import Terminator
+
+if TYPE_CHECKING:
+    from mpsd.sim.place import SimulatedPlace
 
 log = get_logger("mpsd")
 T = TypeVar("T")
@@ -133,7 +136,7 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     parts.callback(watcher.close)
 
 
-def _place(config: NodeConfig) -> tuple[Place, tuple[str, ...]]:
+def _place(config: NodeConfig) -> tuple["HostPlace | SimulatedPlace", tuple[str, ...]]:
     """Where daemons are started, and what of this host falls short of what they need. A simulated node asks nothing of
     its host."""
     if config.backend == "simulated":
@@ -288,10 +291,10 @@ def methods(supervisor: Supervisor, terminator: Terminator, door: LimitDoor) -> 
     }
 
 
-def _clean_up(supervisor: Supervisor, place: HostPlace | None, config: NodeConfig) -> CleanedUp:
+def _clean_up(supervisor: Supervisor, place: "HostPlace | SimulatedPlace", config: NodeConfig) -> CleanedUp:
     """Ends every daemon, then removes what they needed of the host."""
     left = supervisor.cleanup(CLEANUP_S)
-    still = place.clear() if place is not None else ()
+    still = place.clear()
     return CleanedUp(
         left=(*left, *(f"cgroup {directory} holds processes" for directory in still)),
         places=Places(

@@ -33,6 +33,10 @@ class SimulatedPlace:
     def leave(self, name: str) -> None:
         """See Place: nothing lies around it."""
 
+    def clear(self) -> tuple[str, ...]:
+        """What of it is left on the host: nothing."""
+        return ()
+
     def remove(self, dirs: DaemonDirs) -> None:
         """See Place."""
         with contextlib.suppress(OSError):
