@@ -117,6 +117,11 @@ def _of_annotated(annotated: AnnotatedStatus) -> list[str]:
     ]
     refused = [(f"{r.namespace}/{r.pod}/{r.container}", f"is refused: {r.reason}") for r in annotated.refusing]
     ignored = [(f"pod {i.pod}", i.reason) for i in annotated.ignored]
+    if annotated.uncompared:
+        lines.append(
+            "annotated containers of which the container runtime told nothing can't be found: "
+            f"{annotated.uncompared}: look at `annotations.criSocket`"
+        )
     return lines + _together(unenforced) + _together(refused, " ") + _together(ignored)
 
 

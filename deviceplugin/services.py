@@ -182,7 +182,7 @@ class Services:
             return None
         from deviceplugin.annotated.frontend import START_S, AnnotatedFrontend
         from deviceplugin.annotated.service import AnnotatedPods
-        from deviceplugin.cri import stop_container
+        from deviceplugin.cri import inventory, stop_container
 
         frontend = AnnotatedFrontend(
             self._broker,
@@ -191,6 +191,7 @@ class Services:
             MpsdClient(config.mpsd_socket, timeout_s=START_S / 2),
             self._kubernetes.events,
             stop_container=partial(stop_container, config.annotations.cri_socket),
+            list_all=partial(inventory, config.annotations.cri_socket),
             restart_policy=self._kubernetes.pods.restart_policy,
             unguarded=_unguarded(config),
             running_pods=partial(processes_of_pods, simulated=config.backend == "simulated"),

@@ -8,7 +8,7 @@ is found when we are told of all containers again; see absence.py.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from deviceplugin.annotated import contract, devices, inventory, shares
 from deviceplugin.annotated.absence import Absence, Unenforced
 from deviceplugin.annotated.adjust import RESERVED_ENV, adjustment, cgroup_directory, lowered
 from deviceplugin.annotated.contract import Ask, ContractError, Finding
+from deviceplugin.annotated.lost import lost
 from deviceplugin.annotated.sandboxes import Sandboxes
 from deviceplugin.annotated.status import reduced
 from deviceplugin.annotated.told import Refusing, Told
@@ -33,6 +34,7 @@ from mpsd.config.model import AnnotationsConfig, Enforcement, TrustPolicy
 from mpsd.errors import GpufracError
 from mpsd.limits.model import same_limit
 from mpsd.log import get_logger
+from mpsd.processes import PodProcess
 from mpsd.quantity import format_bytes
 from mpsd.snapshot import LimitReading
 
@@ -50,6 +52,8 @@ kubelet must not be asked once for each."""
 START_S = 0.9
 """How long a start waits for its limit to be in force."""
 START_PAUSE_S = 0.05
+COMPARE_S = 30.0
+"""How often what the runtime has is compared with what it told."""
 CDI_SETTLE_S = 0.01
 """Between the writing of a CDI file and its use: a runtime has to notice it. Of 100 files each, 25 were not seen in
 time after 0 ms, at most 1 after 1 ms and none after 5 ms (containerd 2.1.9)."""
@@ -71,7 +75,8 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FrontendReport:
-    """What status shows of the front end. `unguarded`: why the runtime would make containers while we are away."""
+    """What status shows of the front end. `unguarded`: why the runtime would make containers while we are away;
+    `uncompared`: why what it has can't be compared with what it told."""
 
     synchronized: bool = False
     unguarded: str = ""
@@ -79,6 +84,7 @@ class FrontendReport:
     findings: tuple[tuple[str, Finding], ...] = ()
     """(pod, what is wrong with a key of it)."""
     unenforced: tuple[Unenforced, ...] = ()
+    uncompared: str = ""
     granted: int = 0
     refused: int = 0
 
@@ -90,7 +96,8 @@ class AnnotatedFrontend:
         mpsd: answers well within START_S, or fails.
         restart_policy: of a pod by its UID, where that is known.
         unguarded: see required.py.
-        running_pods: UIDs of the pods that have processes.
+        running_pods: the pods that have processes, by UID, and these.
+        list_all: all pods and containers that the runtime has, by another way than NRI; raises GpufracError.
         on_change: told when a scheduler may have to hear something else of the node.
     """
 
@@ -105,14 +112,16 @@ class AnnotatedFrontend:
         stop_container: Callable[[str], str],
         restart_policy: Callable[[str], str | None] = lambda uid: None,
         unguarded: Callable[[Runtime], str] = lambda runtime: "",
-        running_pods: Callable[[], Collection[str]] = frozenset,
+        running_pods: Callable[[], Mapping[str, Sequence[PodProcess]]] = dict,
+        list_all: Callable[[], Inventory] = lambda: ((), ()),
         on_change: Callable[[], None] = lambda: None,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self._broker, self._config, self._keeper, self._mpsd = broker, config, keeper, mpsd
-        self._find_unguarded, self._running_pods, self._on_change = unguarded, running_pods, on_change
+        self._find_unguarded, self._on_change = unguarded, on_change
+        self._running_pods, self._list_all = running_pods, list_all
         self._monotonic, self._pause = monotonic, pause
         self._told = Told(events, wall)
         self._absence = Absence(config.when_away, stop_container, restart_policy, events)
@@ -126,15 +135,20 @@ class AnnotatedFrontend:
         self._delivers = False
         """Shares, too, get their environment from us: the runtime lets their pod override that of their CDI device."""
         self._synchronized, self._unguarded = False, ""
+        self._compared_s, self._uncompared = float("-inf"), ""
 
     # --- what the runtime says -----------------------------------------------------------------------------------
 
     def concerns(self, pod: Pod, container: Container) -> bool:
         """Whether a creation or start needs us at all; pure and at once."""
-        prefix = f"{self._config.prefix}{container.name}."
-        annotated = any(key.startswith(prefix) for key in pod.annotations)
+        annotated = self.concerns_by_key(pod, container)
         special = self._delivers or _isolation(pod, container) != isolation.SHARED
         return annotated or (special and shares.key_of(container) is not None)
+
+    def concerns_by_key(self, pod: Pod, container: Container) -> bool:
+        """Whether a container has annotations of ours."""
+        prefix = f"{self._config.prefix}{container.name}."
+        return any(key.startswith(prefix) for key in pod.annotations)
 
     def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
         """Only what is looked at later; pure and at once."""
@@ -222,7 +236,32 @@ class AnnotatedFrontend:
         for sandbox in self._sandboxes.vanished(self._running_pods):
             log.info("a sandbox ended without a word of the runtime", pod=sandbox.name)
             self._stopped(sandbox.id, sandbox.uid)
+        now_s = self._monotonic()
+        if self._synchronized and now_s - self._compared_s >= COMPARE_S:
+            self._compared_s = now_s
+            self._find_lost()
         self._absence.tend(self._monotonic())
+
+    def _find_lost(self) -> None:
+        """Compares what the runtime has with what it told us."""
+        try:
+            listed = self._list_all()
+        except GpufracError as error:
+            self._uncompared = str(error)
+            return
+        self._uncompared = ""
+        found = lost(listed, self._running_pods(), self.concerns_by_key, self._known)
+        if found:
+            self._observe()  # whose shares are whose is the kubelet's to say
+        for pod, container in found:
+            log.warning("a container of which the runtime told nothing", pod=pod.full_name, container=container.name)
+            if not self._sandboxes.knows(pod.id):
+                self.run_pod(pod)
+            self._take_stock(pod, container)
+
+    def _known(self, pod: Pod, container: Container) -> Allocation | None:
+        ref = reference(pod, container)
+        return self._broker.of_container(ref) or shares.share_of(self._broker, ref, container)
 
     @property
     def report(self) -> FrontendReport:
@@ -232,6 +271,7 @@ class AnnotatedFrontend:
             refusing=self._told.refusing,
             findings=self._told.findings,
             unenforced=self._absence.found,
+            uncompared=self._uncompared,
             granted=self._told.granted,
             refused=self._told.refused,
         )

@@ -63,6 +63,10 @@ class Sandboxes:
             self._known = known
         return alive
 
+    def knows(self, sandbox_id: str) -> bool:
+        with self._lock:
+            return sandbox_id in self._known
+
     def run(self, pod: Pod) -> None:
         """One was made."""
         sandbox = self._sandbox(pod)

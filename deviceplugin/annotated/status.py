@@ -52,6 +52,7 @@ class AnnotatedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     why. `readiness`, `readiness_message`: what a scheduler is told. `answer_s` is the time we give ourselves for an
     answer, `late` counts those that were given without a decision, `slowest_s` is the longest by kind of request.
     `unguarded`: why the runtime makes containers without us while we are away, empty when it waits.
+    `uncompared`: why a container of which the runtime told nothing would not be found.
     """
 
     runtime: str
@@ -70,6 +71,7 @@ class AnnotatedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     refusing: tuple[RefusedStatus, ...] = ()
     ignored: tuple[IgnoredStatus, ...] = ()
     unenforced: tuple[UnenforcedStatus, ...] = ()
+    uncompared: str = ""
 
 
 def annotated_status(
@@ -90,6 +92,7 @@ def annotated_status(
         granted=report.granted,
         refused=report.refused,
         unguarded=report.unguarded,
+        uncompared=report.uncompared,
         refusing=tuple(
             RefusedStatus(
                 namespace=one.container.namespace,

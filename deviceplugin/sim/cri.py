@@ -1,17 +1,21 @@
-"""The calls of the container runtime's CRI socket that the plugin makes: Version and StopContainer.
+"""The calls of the container runtime's CRI socket that the plugin makes: Version, lists, and StopContainer.
 
-As containerd: the latter returns once the container has stopped, and also for one that is not there (CRI: it is
+As containerd: the last returns once the container has stopped, and also for one that is not there (CRI: it is
 idempotent).
 """
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 
-SERVICE, METHOD, VERSION_METHOD = "runtime.v1.RuntimeService", "StopContainer", "Version"
-_CONTAINER_ID, _STRING, _VARINT = 1, 2, 0
+from deviceplugin.api import cri_v1_pb2 as pb
+from deviceplugin.cri import SERVICE
+from deviceplugin.nri.model import ContainerState, Inventory
+
+_STATES = {ContainerState.CREATED: pb.CONTAINER_CREATED, ContainerState.RUNNING: pb.CONTAINER_RUNNING}
 
 
 class CriServer:
@@ -20,10 +24,17 @@ class CriServer:
     Args:
         stop: ends a container by its ID.
         runtime: name and version that it tells.
+        inventory: all pods and containers there are.
     """
 
-    def __init__(self, socket_path: str, stop: Callable[[str], None], runtime: tuple[str, str]) -> None:
-        self._path, self._stop, self._runtime = socket_path, stop, runtime
+    def __init__(
+        self,
+        socket_path: str,
+        stop: Callable[[str], None],
+        runtime: tuple[str, str],
+        inventory: Callable[[], Inventory] = lambda: ((), ()),
+    ) -> None:
+        self._path, self._stop, self._runtime, self._inventory = socket_path, stop, runtime, inventory
         self._pool: ThreadPoolExecutor | None = None
         self._server: grpc.Server | None = None
 
@@ -31,11 +42,13 @@ class CriServer:
         """Raises RuntimeError."""
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="cri")
         server = grpc.server(self._pool, options=(("grpc.so_reuseport", 0),))
-        calls = {METHOD: self._stop_container, VERSION_METHOD: self._version}
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(call, request_deserializer=bytes, response_serializer=bytes)
-            for name, call in calls.items()
+        calls: dict[str, tuple[Callable[[Any], Any], Any]] = {
+            "Version": (self._version, pb.VersionRequest),
+            "StopContainer": (self._stop_container, pb.StopContainerRequest),
+            "ListPodSandbox": (self._list_pods, pb.ListPodSandboxRequest),
+            "ListContainers": (self._list_containers, pb.ListContainersRequest),
         }
+        handlers = {name: _handler(call, request) for name, (call, request) in calls.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         server.add_insecure_port(f"unix:{self._path}")
         server.start()
@@ -49,43 +62,45 @@ class CriServer:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _version(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """VersionResponse {1: version, 2: runtime_name, 3: runtime_version, 4: runtime_api_version}."""
-        texts = ("0.1.0", *self._runtime, "v1")
-        return b"".join(bytes((n << 3 | _STRING, len(text))) + text.encode() for n, text in enumerate(texts, 1))
+    def _version(self, request: pb.VersionRequest) -> pb.VersionResponse:
+        name, version = self._runtime
+        return pb.VersionResponse(version="0.1.0", runtime_name=name, runtime_version=version, runtime_api_version="v1")
 
-    def _stop_container(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        try:
-            identifier = _container_id(request)
-        except (IndexError, ValueError):
-            context.abort(grpc.StatusCode.INTERNAL, "grpc: error unmarshalling request")
-        self._stop(identifier)
-        return b""
+    def _stop_container(self, request: pb.StopContainerRequest) -> pb.StopContainerResponse:
+        self._stop(request.container_id)
+        return pb.StopContainerResponse()
+
+    def _list_pods(self, request: pb.ListPodSandboxRequest) -> pb.ListPodSandboxResponse:
+        return pb.ListPodSandboxResponse(
+            items=[
+                pb.PodSandbox(
+                    id=pod.id,
+                    metadata=pb.PodSandboxMetadata(name=pod.name, uid=pod.uid, namespace=pod.namespace),
+                    annotations=pod.annotations,
+                    runtime_handler=pod.runtime_handler,
+                )
+                for pod in self._inventory()[0]
+            ]
+        )
+
+    def _list_containers(self, request: pb.ListContainersRequest) -> pb.ListContainersResponse:
+        return pb.ListContainersResponse(
+            containers=[
+                pb.Container(
+                    id=container.id,
+                    pod_sandbox_id=container.pod_id,
+                    metadata=pb.ContainerMetadata(name=container.name),
+                    state=_STATES.get(container.state, pb.CONTAINER_UNKNOWN),
+                    annotations=container.annotations,
+                )
+                for container in self._inventory()[1]
+            ]
+        )
 
 
-def _container_id(request: bytes) -> str:
-    """Of StopContainerRequest {1: container_id, 2: timeout}. Raises IndexError, ValueError."""
-    identifier, position = "", 0
-    while position < len(request):
-        tag, position = _varint(request, position)
-        value, position = _varint(request, position)
-        if tag & 7 == _STRING:
-            if position + value > len(request):
-                raise ValueError(value)
-            if tag >> 3 == _CONTAINER_ID:
-                identifier = request[position : position + value].decode()
-            position += value
-        elif tag & 7 != _VARINT:
-            raise ValueError(tag)
-    return identifier
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, position
+def _handler(call: Callable[[Any], Any], request: Any) -> Any:
+    return grpc.unary_unary_rpc_method_handler(
+        lambda asked, _: call(asked),
+        request_deserializer=request.FromString,
+        response_serializer=lambda answer: answer.SerializeToString(),
+    )

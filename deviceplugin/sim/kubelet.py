@@ -167,7 +167,11 @@ class StubKubelet:
             nri_cdi=nri_cdi,
             cdi_wins=cdi_wins,
         )
-        self._cri = CriServer(cri_socket, self._stop_container, runtime) if cri_socket else None
+        self._cri = (
+            CriServer(cri_socket, self._stop_container, runtime, self._runtime.sandboxes.inventory)
+            if cri_socket
+            else None
+        )
         self._runtime_serves = False
         self._call_timeout_s = call_timeout_s
         self._rng = rng or random.Random()  # noqa: S311

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.annotated.frontend import AnnotatedFrontend
-from deviceplugin.nri.model import Adjustment, Container, Pod, Refused, Runtime
+from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Refused, Runtime
 from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.start import Grant
 from mpsd.config.model import (
@@ -19,6 +19,7 @@ from mpsd.config.model import (
     ShortfallPolicy,
     TrustPolicy,
 )
+from mpsd.errors import GpufracError
 from mpsd.snapshot import LimitReading
 from tests.builders import CAN, CANNOT, HOOKED_KIND, ready, uuid
 from tests.world import World
@@ -67,6 +68,8 @@ class Node(World):
         self.said = Said()
         self.attaches = True
         self.runtime = runtime
+        self.listed: Inventory | GpufracError = ((), ())
+        """What the runtime has, or why it does not tell."""
         self.begin_frontend()
 
     def begin_frontend(self) -> None:
@@ -79,6 +82,8 @@ class Node(World):
             self.said,
             stop_container=self.said.stop,
             restart_policy=self.said.restart_policies.get,
+            running_pods=lambda: self.processes,
+            list_all=self.list_all,
             on_change=self.said.changed,
             wall=lambda: self.now_s,
             monotonic=self.tick,
@@ -86,6 +91,11 @@ class Node(World):
         )
         self.frontend.connected(self.runtime)
         self.frontend.synchronize((), ())
+
+    def list_all(self) -> Inventory:
+        if isinstance(self.listed, GpufracError):
+            raise self.listed
+        return self.listed
 
     def tick(self) -> float:
         self.now_s += 0.2
