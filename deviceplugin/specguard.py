@@ -192,4 +192,8 @@ def with_own(directories: Sequence[str], own: str) -> list[str]:
 
 
 def _same(one: str, other: str) -> bool:
-    return one == os.path.normpath(other) or os.path.realpath(one) == os.path.realpath(other)
+    """Whether both paths lead to one directory: by name, by links, or by mounts."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:  # one is not there, or can't be looked at
+        return os.path.realpath(one) == os.path.realpath(other)

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from cdi.errors import ForeignFileError
 from cdi.model import Spec
 from cdi.registry import Found, NotFound, scan
 from cdi.writer import SpecDirectory
+from deviceplugin import specguard
 from deviceplugin.render import device_name
 from deviceplugin.specguard import SpecGuard, with_own
 from tests.unit.cdi.support import CLASS, VENDOR, allocation_spec
@@ -209,3 +212,27 @@ def test_our_directory_under_another_name_is_still_ours(short_tmp: Path) -> None
     (short_tmp / "run").mkdir()
     (short_tmp / "link").symlink_to(short_tmp / "run")
     assert with_own((f"{short_tmp}/link",), f"{short_tmp}/run") == [f"{short_tmp}/run"]
+
+
+@pytest.mark.root
+def test_our_directory_mounted_at_another_path_is_still_ours(short_tmp: Path) -> None:
+    """The host's directory seen twice: its files would each be a second definition of themselves."""
+    for name in ("run", "mounted"):
+        (short_tmp / name).mkdir()
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from deviceplugin.specguard import with_own; "
+        "print(with_own([sys.argv[3]], sys.argv[2]))"
+    )
+    script = 'mount --bind "$3" "$4" && exec "$0" -c "$1" "$2" "$3" "$4"'
+    root = str(Path(specguard.__file__).parents[1])
+    own, mounted = f"{short_tmp}/run", f"{short_tmp}/mounted"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, sys.executable, code, root, own, mounted],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if done.returncode and ("unshare" in done.stderr or "mount:" in done.stderr):
+        pytest.skip(f"mount namespaces: {done.stderr.strip()}")
+    assert done.stdout == f"{[own]}\n", done.stderr
