@@ -6,9 +6,9 @@ Which protocol a call speaks: the running daemon's; where none runs, or one is s
 
 from __future__ import annotations
 
+import _socket as socket
 import os
 import select
-import socket
 import sys
 from io import BufferedReader
 
@@ -108,7 +108,7 @@ class Connection:
         try:
             connection.connect(os.path.join(pipe_directory(3 if asks_for_3 else 2), "control"))
             connection.sendall(b"UI\n")
-            replies = connection.makefile("rb")
+            replies = open(connection.fileno(), "rb", closefd=False)  # noqa: SIM115 - closed with the connection
             return cls(connection, replies, int(replies.readline()))
         except (OSError, ValueError):
             connection.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+TYPE_CHECKING = False  # as type checkers take it, without the module typing: the front-end imports this
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 INITIALIZING, ACTIVE, FAULT = "INITIALIZING", "ACTIVE", "FAULT"
 
