@@ -19,6 +19,7 @@ from deviceplugin.instance import lock_files
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.ledger import Ledger
 from deviceplugin.toolkit import Toolkit
+from mpsd import threads
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.errors import ConfigError, GpufracError
@@ -43,6 +44,7 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
         Exit code: 0 stopped, 1 another instance or no ledger, 2 bad config.
     """
     configure(log_format)
+    threads.catch_all()
     with StopSignal() as stop:
         try:
             config = load_config(config_path)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from deviceplugin.broker import Broker
 from mpsd.errors import GpufracError
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 log = get_logger("plugin")
 
@@ -39,7 +40,7 @@ class Endings:
         self._changed = threading.Condition()
         self._due: list[tuple[float, str]] = []
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="endings", daemon=True)
+        self._thread = GuardedThread(self._run, "endings")
 
     def start(self) -> None:
         self._thread.start()

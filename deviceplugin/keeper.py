@@ -32,6 +32,7 @@ from mpsd.errors import GpufracError
 from mpsd.log import get_logger
 from mpsd.processes import PodProcess
 from mpsd.snapshot import Desired, GpuClients, LimitQuery, LimitReading
+from mpsd.threads import GuardedThread
 
 log = get_logger("plugin")
 
@@ -164,8 +165,8 @@ class Keeper:
         self._kubelet_identity: Identity | None = None
         self._adoption_refused: dict[Shares, str] = {}
         self._threads = [
-            threading.Thread(target=self._attach_loop, name="attacher", daemon=True),
-            threading.Thread(target=self._observe_loop, name="observer", daemon=True),
+            GuardedThread(self._attach_loop, "attacher"),
+            GuardedThread(self._observe_loop, "observer"),
         ]
 
     def start(self) -> None:

@@ -5,7 +5,6 @@ docs/adr). Labels name GPUs, resources and states, never pods.
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,6 +12,7 @@ from deviceplugin.status import PluginStatus
 from mpsd.config.model import Enforcement
 from mpsd.log import get_logger
 from mpsd.text import plain
+from mpsd.threads import GuardedThread
 
 log = get_logger("plugin")
 
@@ -112,7 +112,7 @@ class MetricsServer:
         self._address = (host.strip("[]"), int(port))
         self._status = status
         self._server: ThreadingHTTPServer | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: GuardedThread | None = None
 
     def start(self) -> None:
         status = self._status
@@ -141,7 +141,7 @@ class MetricsServer:
             log.error("cannot serve metrics", address=f"{self._address[0]}:{self._address[1]}", error=str(error))
             return
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread = GuardedThread(self._server.serve_forever, "metrics")
         self._thread.start()
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ from mpsd.localapi.server import LocalServer
 from mpsd.log import get_logger
 from mpsd.processes import processes_of_pods
 from mpsd.snapshot import Snapshot
+from mpsd.threads import GuardedThread
 
 if TYPE_CHECKING:
     from deviceplugin.annotated.service import AnnotatedPods
@@ -134,7 +135,7 @@ class Services:
         if config.metrics_address:
             self._parts.append(MetricsServer(config.metrics_address, self.status))
         self._running: list[Part] = []
-        self._watcher = threading.Thread(target=self._watch_mpsd, name="mpsd-watch", daemon=True)
+        self._watcher = GuardedThread(self._watch_mpsd, "mpsd-watch")
 
     def start(self) -> None:
         """Starts all parts. What fails is raised; `close` ends what has started."""

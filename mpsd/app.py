@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 
 from cdi.atomic import make_directory
-from mpsd import processes
+from mpsd import processes, threads
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
@@ -60,6 +60,7 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
         Exit code: 0 stopped, 1 another instance or no state directory, 2 bad config.
     """
     configure(log_format)
+    threads.catch_all()
     with StopSignal() as stop:
         try:
             config = load_config(config_path)

@@ -9,6 +9,7 @@ from deviceplugin.nri import session
 from deviceplugin.nri.model import Runtime
 from mpsd.config.model import AnnotationsConfig, NriConfig
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 log = get_logger("plugin")
 
@@ -25,7 +26,7 @@ class AnnotatedPods:
         self.config, self.frontend = config, frontend
         self._session = session.NriSession(nri.socket, nri.name, nri.index, frontend, answer_s=session.ANSWER_S)
         self._stop = threading.Event()
-        self._tender = threading.Thread(target=self._tend, name="annotated", daemon=True)
+        self._tender = GuardedThread(self._tend, "annotated")
 
     def start(self) -> None:
         self._session.start()

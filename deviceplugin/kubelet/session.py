@@ -23,6 +23,7 @@ from deviceplugin.kubelet.rpcerror import describe
 from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
 from deviceplugin.kubelet.watch import Identity, socket_identity
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 VERSION = "v1beta1"
 REGISTER_TIMEOUT_S = 12.0
@@ -82,7 +83,7 @@ class Session:
         self._servicer: DevicePlugin | None = None
         self._own: Identity | None = None
         self._stream_due_s = float("inf")
-        self._thread = threading.Thread(target=self._run, name=f"session-{resource}", daemon=True)
+        self._thread = GuardedThread(self._run, f"session-{resource}")
 
     @property
     def streams(self) -> int:

@@ -34,10 +34,11 @@ class Sessions:
                 return
             for name in wanted:
                 if name not in self._sessions:
-                    self._sessions[name] = Session(
+                    session = Session(
                         name, self._directory, socket_name(name), self._broker, self._recheck, self._note_registered
                     )
-                    self._sessions[name].start()
+                    session.start()  # may raise: what is kept was started
+                    self._sessions[name] = session
             self._ending = {name: self._ending.get(name, now_s) for name in self._sessions.keys() - set(wanted)}
             ended = [name for name, since_s in self._ending.items() if now_s - since_s >= ENDING_S]
             sessions = [self._sessions.pop(name) for name in ended]

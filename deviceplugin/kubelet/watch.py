@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
@@ -36,7 +37,7 @@ class DirectoryWatch:
         self._directory = directory
         self._on_hint = on_hint
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubelet-watch", daemon=True)
+        self._thread = GuardedThread(self._run, "kubelet-watch")
 
     def start(self) -> None:
         self._thread.start()

@@ -32,6 +32,7 @@ from deviceplugin.kubernetes.model import EventType
 from deviceplugin.kubernetes.node import timestamp
 from deviceplugin.kubernetes.pacing import Backoff, Bucket
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 COMPONENT = "gpufrac"
 NODE_NAMESPACE = "default"
@@ -223,7 +224,7 @@ class EventRecorder:
         self._queue = EventQueue(time.monotonic())
         self._counts: OrderedDict[EventKey, int] = OrderedDict()  # of events that the server has
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubernetes-events", daemon=True)
+        self._thread = GuardedThread(self._run, "kubernetes-events")
 
     @property
     def dropped(self) -> int:

@@ -25,6 +25,7 @@ from deviceplugin.kubernetes.errors import (
 from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.kubernetes.pacing import Backoff, Bucket, Failure
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 CONDITION = "gpu-fractioning.nvidia.com/Ready"
 DRIVER_LABEL = "gpu-fractioning.kai.scheduler/nvidia-driver-version.major"
@@ -136,7 +137,7 @@ class NodeReporter:
         self._wake = threading.Event()
         self._aborted = threading.Event()  # the last word comes after the abort, which would end it, too
         self._stopped_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="kubernetes-node", daemon=True)
+        self._thread = GuardedThread(self._run, "kubernetes-node")
 
     def start(self) -> None:
         self._thread.start()

@@ -17,6 +17,7 @@ from deviceplugin.kubernetes.errors import ApiError, ForbiddenError, GoneError, 
 from deviceplugin.kubernetes.model import PodRef
 from deviceplugin.kubernetes.pacing import Backoff, Failure
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 DEFAULT_GRACE_S = 30.0
 MAX_PODS = 2000
@@ -155,7 +156,7 @@ class PodWatch:
         self._listed_s = float("-inf")
         self._consistent = False  # whether the next list must come from the store, not a cache
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubernetes-pods", daemon=True)
+        self._thread = GuardedThread(self._run, "kubernetes-pods")
 
     def __len__(self) -> int:
         return len(self._table)
@@ -272,7 +273,7 @@ class _Calls:
         self._news = threading.Condition()
         self._waiting: deque[Deleting] = deque()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="kubernetes-deleting", daemon=True)
+        self._thread = GuardedThread(self._run, "kubernetes-deleting")
 
     def start(self) -> None:
         self._thread.start()

@@ -27,6 +27,7 @@ from deviceplugin.nri.model import Handler, Runtime
 from deviceplugin.nri.ttrpc import Answer
 from mpsd.errors import ConfigError, ProtocolError
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 ANSWER_S: Final = 1.2
 """60 % of the 2 s that a runtime waits by default."""
@@ -101,8 +102,8 @@ class NriSession:
         self._link: Link | None = None
         self._state = NriState(error="starting", since_unix_s=time.time(), answer_s=answer_s)
         self._stuck_logged_s = float("-inf")
-        self._thread = threading.Thread(target=self._run, name="nri", daemon=True)
-        self._worker = threading.Thread(target=self._work, name="nri-worker", daemon=True)
+        self._thread = GuardedThread(self._run, "nri")
+        self._worker = GuardedThread(self._work, "nri-worker")
 
     @property
     def state(self) -> NriState:
@@ -291,10 +292,13 @@ class NriSession:
 
     def _work(self) -> None:
         while (entry := self._next()) is not None:
-            answer = perform(entry, self._handler)
-            with self._changed:
-                wanted = self._agenda.finish(self._monotonic())
-                link = self._link if entry.link == self._links else None
+            answer: Answer | None = None
+            try:
+                answer = perform(entry, self._handler)
+            finally:  # else the agenda would wait for it for ever
+                with self._changed:
+                    wanted = self._agenda.finish(self._monotonic())
+                    link = self._link if entry.link == self._links else None
             if wanted and link is not None:
                 _send(link, answer)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mpsd.config.load import ConfigErrors, parse_config, read_config
 from mpsd.config.model import NodeConfig
+from mpsd.threads import GuardedThread
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent, FileSystemEventHandler
@@ -64,7 +65,7 @@ class ConfigWatcher:
         self._settle_s = settle_s
         self._hints = _Hints(self._path, poll_s, fallback_poll_s)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="config-watch", daemon=True)
+        self._thread = GuardedThread(self._run, "config-watch")
 
     def start(self) -> None:
         """Starts the thread. A change since `current` was loaded is found at once."""

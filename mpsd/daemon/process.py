@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mpsd import processes
 from mpsd.daemon import adopt
@@ -22,6 +23,7 @@ from mpsd.daemon.paths import DaemonDirs
 from mpsd.errors import ProtocolError, TransientError
 from mpsd.log import get_logger
 from mpsd.plan import DAEMON_MARKER
+from mpsd.threads import GuardedThread
 
 log = get_logger("daemon")
 
@@ -345,7 +347,7 @@ class ExitWatcher:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._poll.register(read, select.POLLIN)
         self._wake = (read, write)
-        self._thread = threading.Thread(target=self._run, args=(read,), name="exit-watcher", daemon=True)
+        self._thread = GuardedThread(partial(self._run, read), "exit-watcher")
         self._thread.start()
 
     def watch(self, identity: DaemonIdentity) -> None:

@@ -14,12 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
-from mpsd.errors import GpufracError
+from mpsd.errors import GpufracError, TransientError
 from mpsd.gpu import health, xid
 from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, XidEvent
 from mpsd.gpu.health import Policy, Reading, Track
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, Inventory
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 log = get_logger("gpu")
 
@@ -72,7 +73,7 @@ class _Worker:
         self.since_s: float | None = None
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._inbox = inbox
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = GuardedThread(self._run, name)
         self._thread.start()
 
     def busy(self) -> bool:
@@ -144,8 +145,8 @@ class Prober:
         self._backoff_s = 0.0
         self._open_at_s = 0.0
         self._kicked = False
-        self._loop = threading.Thread(target=self._run, name="gpu-prober", daemon=True)
-        self._xids = threading.Thread(target=self._watch_xids, name="gpu-xid", daemon=True)
+        self._loop = GuardedThread(self._run, "gpu-prober")
+        self._xids = GuardedThread(self._watch_xids, "gpu-xid")
 
     @property
     def inventory(self) -> Inventory:
@@ -319,7 +320,11 @@ class Prober:
         """Starts a probe and returns its worker, None when an earlier one still hangs."""
         worker = self._workers.get(uuid)
         if worker is None:
-            worker = self._workers[uuid] = _Worker(f"gpu-{uuid[-8:]}", self._inbox)
+            try:
+                worker = self._workers[uuid] = _Worker(f"gpu-{uuid[-8:]}", self._inbox)
+            except TransientError as error:  # no more threads: the others are probed all the same
+                self._errors[uuid] = str(error)
+                return None
         if worker.busy():
             return None
         worker.submit(lambda: self._call_probe(worker, uuid), self._clock())

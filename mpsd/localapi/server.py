@@ -12,13 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
-from mpsd.errors import ConfigError, GpufracError, ProtocolError
+from mpsd.errors import ConfigError, GpufracError, ProtocolError, TransientError
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
 from mpsd.lockfile import open_lock, try_lock
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 Method = Callable[[dict[str, Any]], object]
 """Takes the request's params, returns what msgspec can encode; a GpufracError is passed on to the caller.
@@ -46,12 +48,12 @@ class LocalServer:
     def __init__(self, path: str, methods: Mapping[str, Method], *, mode: int = 0o600, idle_s: float = IDLE_S) -> None:
         self._path, self._methods, self._mode, self._idle_s = path, dict(methods), mode, idle_s
         self._lock = threading.Lock()
-        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._connections: dict[socket.socket, GuardedThread] = {}
         self._closing = threading.Event()
         self._listener: socket.socket | None = None
         """Of `_lock`, as `_identity` is."""
         self._identity: tuple[int, int] | None = None
-        self._accepting = threading.Thread(target=self._accept, name="localapi", daemon=True)
+        self._accepting = GuardedThread(self._accept, "localapi")
 
     def start(self) -> None:
         """Binds and serves. Raises ConfigError for an impossible path, GpufracError when it can't be had."""
@@ -124,12 +126,12 @@ class LocalServer:
         with self._lock:
             full = len(self._connections) >= MAX_CONNECTIONS
             if not full and uid in (0, os.geteuid()):
-                thread = threading.Thread(target=self._serve, args=(connection,), name="localapi-peer", daemon=True)
+                thread = GuardedThread(partial(self._serve, connection), "localapi-peer")
                 try:
                     thread.start()
                     self._connections[connection] = thread
                     return
-                except RuntimeError:  # the process may have no more threads
+                except TransientError:  # the process may have no more threads
                     full = True
         if full:
             answer = wire.encode_failure(wire.BUSY, f"cannot serve more than {MAX_CONNECTIONS} connections at a time")

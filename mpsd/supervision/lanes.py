@@ -7,7 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from mpsd.errors import TransientError
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 log = get_logger("mpsd")
 
@@ -21,15 +23,37 @@ class Lane:
         self._name = name
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread: GuardedThread | None = None
+        self._starved = False
 
     def submit(self, job: Job) -> None:
         """Runs the job after those submitted before; returns at once. A job reports its own failures."""
         with self._lock:
             self._jobs.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+        self.revive()
+
+    def revive(self) -> bool:
+        """Gives a lane with work a thread, where it has none: the process may have had no more when the work came.
+
+        Returns:
+            Whether that is so still, and it is to be called again.
+        """
+        with self._lock:
+            if not self._jobs or self._thread is not None:
+                return False
+            thread = GuardedThread(self._run, self._name)
+            try:
+                thread.start()
+            except TransientError as error:
+                if not self._starved:
+                    self._starved = True
+                    log.error("work waits for a thread", lane=self._name, error=str(error))
+                return True
+            if self._starved:
+                self._starved = False
+                log.info("waiting work has a thread again", lane=self._name)
+            self._thread = thread
+            return False
 
     def join(self, timeout_s: float) -> bool:
         """Waits until the lane is idle. False when the time was over first."""

@@ -6,9 +6,9 @@ hint costs seconds, never correctness. What one daemon or GPU needs is in its ke
 """
 
 import dataclasses
+import math
 import queue
 import random
-import threading
 import time
 import uuid as uuids
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -44,9 +44,12 @@ from mpsd.supervision.mode import ModeKeeper
 from mpsd.supervision.published import Published
 from mpsd.supervision.servers import NO_HOST_PIDS, DaemonLogs, ServerWatch
 from mpsd.supervision.usage import Count, Daemon, Question, Reply, Usage, untold
+from mpsd.threads import GuardedThread
 
 log = get_logger("mpsd")
 
+STARVED_S = 0.5
+"""How often it is tried again to give waiting work a thread, where the process may have no more."""
 LOOK_S = 5.0
 """When stopping: how long to wait for a last look at who uses a GPU, before what was seen last decides."""
 PROTOCOL_RETRY_S = 10.0
@@ -164,7 +167,7 @@ class Supervisor:
         self._started_unix_s = time.time()
         self._instance = uuids.uuid4().hex[:12]
         self._published = Published(self._snapshot(generation=0))
-        self._loop = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self._loop = GuardedThread(self._run, "supervisor")
 
     # --- for other threads ---------------------------------------------------------------------------------------
 
@@ -282,14 +285,7 @@ class Supervisor:
             self._loop.join(STOP_S + LOOK_S)
         self._published.close()
         self._watcher.close()
-        lanes = [
-            self._disk,
-            self._protocol_lane,
-            self._hard_limits.lane,
-            *(gpu.lane for gpu in self._gpus.values()),
-            *self._lanes.values(),
-        ]
-        for lane in lanes:
+        for lane in self._all_lanes():
             lane.join(1.0)
 
     # --- the loop ------------------------------------------------------------------------------------------------
@@ -319,7 +315,7 @@ class Supervisor:
     def _run(self) -> None:
         while not self._finished():
             try:
-                message = self._inbox.get(timeout=self._pause_s())
+                message = self._inbox.get(timeout=min(self._pause_s(), self._revive_lanes()))
             except queue.Empty:
                 message = None
             try:
@@ -331,6 +327,15 @@ class Supervisor:
                 self._published.put(self._snapshot())
             except Exception:
                 log.exception("the supervisor failed on a message and goes on")
+
+    def _all_lanes(self) -> list[Lane]:
+        of_gpus = (gpu.lane for gpu in self._gpus.values())
+        return [self._disk, self._protocol_lane, self._hard_limits.lane, *of_gpus, *self._lanes.values()]
+
+    def _revive_lanes(self) -> float:
+        """Gives lanes the threads that could not be had before; after how long to try again."""
+        starving = [lane for lane in self._all_lanes() if lane.revive()]
+        return STARVED_S if starving else math.inf
 
     def _pause_s(self) -> float:
         deadlines = [daemon.life.deadline_s for daemon in self._daemons.values() if not daemon.leaving]

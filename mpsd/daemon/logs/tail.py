@@ -28,6 +28,7 @@ from mpsd.daemon.logs.parse import (
     severity,
 )
 from mpsd.log import get_logger
+from mpsd.threads import GuardedThread
 
 log = get_logger("daemon")
 
@@ -86,7 +87,7 @@ class LogTails:
         """Removed; whoever runs `step` closes their files."""
         self._wake = threading.Event()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="mps-logs", daemon=True)
+        self._thread = GuardedThread(self._run, "mps-logs")
 
     def start(self) -> None:
         """Starts the thread."""

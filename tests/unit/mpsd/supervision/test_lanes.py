@@ -1,5 +1,7 @@
 import threading
 
+import pytest
+
 from mpsd.supervision.lanes import Lane
 from tests.waiting import WAIT_S
 
@@ -30,3 +32,38 @@ def test_a_job_that_fails_does_not_end_its_lane() -> None:
     assert done.wait(WAIT_S)
     assert lane.join(WAIT_S)
     assert lane.join(0.0)
+
+
+def test_a_lane_that_got_no_thread_gets_one_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lane, done = Lane("lane"), threading.Event()
+    order: list[int] = []
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "_start_new_thread", refuse)
+        lane.submit(lambda: order.append(1))
+        lane.submit(lambda: order.append(2))
+        assert lane.revive()
+        assert not order
+    assert caplog.text.count("work waits for a thread") == 1
+    lane.submit(done.set)
+    assert done.wait(WAIT_S)
+    assert order == [1, 2]
+    assert not lane.revive()
+
+
+def test_waiting_work_of_a_lane_starts_without_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane, done = Lane("lane"), threading.Event()
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "_start_new_thread", refuse)
+        lane.submit(done.set)
+    assert not lane.revive()
+    assert done.wait(WAIT_S)
