@@ -16,6 +16,7 @@ from deviceplugin.broker import Broker, Recheck
 from deviceplugin.drains import Drains
 from deviceplugin.gpudevices import Choice, DeviceChooser
 from deviceplugin.instance import lock_files
+from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.ledger import Ledger
 from deviceplugin.toolkit import Toolkit
@@ -68,7 +69,7 @@ def _lock_files(config: NodeConfig) -> tuple[str, ...]:
         config.mps.run_root,
         config.state_root,
         config.cdi.directory,
-        os.path.join(config.kubelet_root, "device-plugins"),
+        config.kubelet_device_plugins,
     )
 
 
@@ -86,7 +87,7 @@ def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:
     devices = DeviceChooser(broker, scan, Choice(known.gpu_kind, hooked=known.hooked), Toolkit().hooks)
     devices.choose()
     broker.publish()
-    sessions = Sessions(os.path.join(config.kubelet_root, "device-plugins"), broker, late)
+    sessions = Sessions(kubelet_places(config), broker, late)
     services = None
     try:
         sessions.sync()

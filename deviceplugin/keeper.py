@@ -21,12 +21,13 @@ from deviceplugin.broker import Broker
 from deviceplugin.enforced import EnforcementCheck
 from deviceplugin.hardlimits import LimitKeeper, LimitState, MarkedCgroup
 from deviceplugin.kubelet import checkpoint
+from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
-from deviceplugin.kubelet.watch import Identity, socket_identity
 from deviceplugin.lastowners import LastOwners, living
 from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
 from deviceplugin.plan.start import Grant, Way
 from deviceplugin.presence import Holder, Observation, Shares
+from deviceplugin.socketfile import SocketFile
 from mpsd.config.model import AnnotationsConfig
 from mpsd.errors import GpufracError
 from mpsd.log import get_logger
@@ -113,7 +114,7 @@ class Keeper:
         mpsd: Mpsd,
         kubelet: Kubelet,
         *,
-        kubelet_root: str,
+        places: KubeletPlaces,
         pod_processes: Callable[[], Mapping[str, list[PodProcess]]],
         marked_cgroups: Callable[[str], Iterable[MarkedCgroup]],
         blind: str = "",
@@ -121,8 +122,8 @@ class Keeper:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker, self._specs, self._mpsd, self._kubelet = broker, specs, mpsd, kubelet
-        self._plugins_directory = os.path.join(kubelet_root, "device-plugins")
-        self._pods_directory = os.path.join(kubelet_root, "pods")
+        self._plugins_directory = places.device_plugins
+        self._pods_directory = os.path.join(places.root, "pods")
         self._housekeeping = housekeeping
         self._monotonic = monotonic
         self.report = Report()
@@ -162,7 +163,8 @@ class Keeper:
         self._resent: set[str | Shares] = set()
         self._ledger_error = ""
         self._ledger_probed = False
-        self._kubelet_identity: Identity | None = None
+        self._kubelet_socket = SocketFile(places.registration_socket)
+        self._kubelet_seen: int | None = None
         self._adoption_refused: dict[Shares, str] = {}
         self._threads = [
             GuardedThread(self._attach_loop, "attacher"),
@@ -181,6 +183,7 @@ class Keeper:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+        self._kubelet_socket.close()
 
     def mpsd_returned(self) -> None:
         """A (new) mpsd answers: it gets the whole desired state again."""
@@ -411,13 +414,13 @@ class Keeper:
     def _notice_kubelet(self) -> bool:
         """Whether another kubelet runs than at the last look; the broker is told. Looked at with every observation,
         not only when somebody hints: a young kubelet shows half of its pods."""
-        now = socket_identity(os.path.join(self._plugins_directory, "kubelet.sock"))
-        if now is None or now == self._kubelet_identity:
+        now = self._kubelet_socket.look()
+        if now is None or now == self._kubelet_seen:
             return False
-        if self._kubelet_identity is not None:
+        if self._kubelet_seen is not None:
             log.info("the kubelet restarted")
-        self._kubelet_identity = now
-        self._broker.kubelet_restarted(age_s=max(0.0, time.time() - now[2] / 1e9))
+        self._kubelet_seen = now
+        self._broker.kubelet_restarted(age_s=max(0.0, time.time() - self._kubelet_socket.born_unix_s))
         return True
 
     def _read_checkpoint(self) -> tuple[list[checkpoint.Entry] | None, str]:

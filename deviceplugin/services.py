@@ -20,9 +20,10 @@ from deviceplugin.endings import Endings
 from deviceplugin.gpudevices import DeviceChooser
 from deviceplugin.hardlimits import marked_cgroups
 from deviceplugin.keeper import Keeper
+from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.kubelet.sessions import Sessions
-from deviceplugin.kubelet.watch import DirectoryWatch, Identity, socket_identity
+from deviceplugin.kubelet.watch import DirectoryWatch
 from deviceplugin.kubernetes.frontend import OFF, KubernetesApi
 from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.metrics import MetricsServer
@@ -30,6 +31,7 @@ from deviceplugin.nodeevents import WedgeNews
 from deviceplugin.plan.model import newer
 from deviceplugin.podevents import PodNews
 from deviceplugin.runtimes import cdi_loses
+from deviceplugin.socketfile import SocketFile
 from deviceplugin.specguard import SpecGuard
 from deviceplugin.status import PluginStatus, allocation_statuses, plugin_status
 from mpsd.config.model import NodeConfig
@@ -82,9 +84,10 @@ class Services:
         self._broker, self._sessions, self._devices = broker, sessions, devices
         self._known_path, self._known = known_path, known
         self._started_unix_s = time.time()
-        self._kubelet_path = os.path.join(config.kubelet_root, "device-plugins", "kubelet.sock")
-        self._kubelet_socket: Identity | None = None
-        self._kubelet = PodResourcesClient(os.path.join(config.kubelet_root, "pod-resources", "kubelet.sock"))
+        places = kubelet_places(config)
+        self._kubelet_socket = SocketFile(places.registration_socket)
+        self._kubelet_seen: int | None = None
+        self._kubelet = PodResourcesClient(places.pod_resources_socket, places.missing)
         specs = SpecDirectory(config.cdi.directory, render.VENDOR, render.CLASS)
         specs.collect_temp_files()
         self._specs = SpecGuard(specs, DEFAULT_DIRECTORIES, render.device_name)
@@ -94,7 +97,7 @@ class Services:
             self._specs,
             self._mpsd,
             self._kubelet,
-            kubelet_root=config.kubelet_root,
+            places=places,
             pod_processes=partial(processes_of_pods, simulated=config.backend == "simulated"),
             marked_cgroups=partial(marked_cgroups, simulated=_simulated_cgroups(config)),
             blind="" if config.backend == "simulated" else needs.sees_no_containers(),
@@ -126,7 +129,7 @@ class Services:
                     "undrain": self._undrain,
                 },
             ),
-            DirectoryWatch(os.path.dirname(self._kubelet_path), self._kubelet_hint),
+            DirectoryWatch(places.device_plugins, self._kubelet_hint),
             ConfigWatcher(config_path, self._on_config, self._on_config_error, current=config),
             *([self._endings] if self._endings is not None else []),
             *([self._annotated] if self._annotated is not None else []),
@@ -150,6 +153,7 @@ class Services:
         for part in reversed(self._running):
             part.close()
         self._kubelet.close()
+        self._kubelet_socket.close()
         self._specs.close()
 
     def recheck(self, *, release: bool = True) -> None:
@@ -275,9 +279,9 @@ class Services:
             self._broker.set_cdi_loses(cdi_loses(runtime))
 
     def _kubelet_hint(self) -> None:
-        now = socket_identity(self._kubelet_path)
-        if now is not None and now != self._kubelet_socket:
-            self._kubelet_socket = now
+        now = self._kubelet_socket.look()
+        if now is not None and now != self._kubelet_seen:
+            self._kubelet_seen = now
             self._keeper.look()
         self._sessions.hint()
 
@@ -387,6 +391,7 @@ def _params(params: Mapping[str, object], shape: type[T]) -> T:
 
 FIXED = (
     "kubelet_root",
+    "kubelet_device_plugins",
     "state_root",
     "backend",
     "simulated",

@@ -37,7 +37,7 @@ resources:
 {resources}
 mps: {{runRoot: {root}/run, logRoot: {root}/log}}
 cdi: {{directory: {root}/cdi}}
-kubelet: {{root: {root}/kubelet}}
+kubelet: {{root: {root}/kubelet, devicePlugins: {root}/kubelet/device-plugins}}
 stateRoot: {root}/state
 backend: simulated
 simulated:

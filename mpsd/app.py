@@ -303,7 +303,7 @@ def _clean_up(supervisor: Supervisor, place: "HostPlace | SimulatedPlace", confi
             state_root=config.state_root,
             run_root=config.mps.run_root,
             log_root=config.mps.log_root,
-            device_plugins=os.path.join(config.kubelet_root, "device-plugins"),
+            device_plugins=config.kubelet_device_plugins,
             pods=os.path.join(config.kubelet_root, "pods"),
         ),
     )

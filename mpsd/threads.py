@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
@@ -51,10 +52,7 @@ class GuardedThread(threading.Thread):
         except RuntimeError as error:
             if self.ident is not None:
                 raise  # started twice: a mistake of ours
-            raise TransientError(
-                f"cannot start the thread {self.name}: {error}: raise the limit of processes (TasksMax of the unit, "
-                "the pod's pids limit), or look for what uses them up"
-            ) from error
+            raise _no_thread(self.name, error) from error
 
     def join(self, timeout: float | None = None) -> None:
         self._ending.set()
@@ -85,6 +83,30 @@ class GuardedThread(threading.Thread):
 def _count(name: str) -> None:
     with _lock:
         _failures[name] += 1
+
+
+def full_pool(workers: int, name: str) -> ThreadPoolExecutor:
+    """A pool that has all its threads at once, so that no call waits for one or fails for want of it.
+
+    Raises TransientError when the process may have no more threads.
+    """
+    pool = ThreadPoolExecutor(workers, name)
+    together = threading.Barrier(workers)
+    try:
+        for _ in range(workers):
+            pool.submit(together.wait)
+    except RuntimeError as error:
+        together.abort()
+        pool.shutdown()
+        raise _no_thread(name, error) from error
+    return pool
+
+
+def _no_thread(name: str, error: RuntimeError) -> TransientError:
+    return TransientError(
+        f"cannot start the thread {name}: {error}: raise the limit of processes (TasksMax of the unit, the pod's pids "
+        "limit), or look for what uses them up"
+    )
 
 
 def catch_all() -> None:

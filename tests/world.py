@@ -14,6 +14,7 @@ from deviceplugin.drains import Drains
 from deviceplugin.hardlimits import MarkedCgroup
 from deviceplugin.ids import device_id
 from deviceplugin.keeper import Keeper
+from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation
@@ -152,7 +153,7 @@ class World:
             self.specs,
             self.mpsd,
             self.kubelet,
-            kubelet_root=str(self.root),
+            places=KubeletPlaces(str(self.root), str(self.root / "device-plugins")),
             pod_processes=lambda: self.processes,
             marked_cgroups=lambda root: self.marked,
             blind=self.blind,

@@ -1,6 +1,7 @@
 """What the kubelet says it has allocated: PodResources v1 List over its local socket."""
 
 import threading
+from collections.abc import Callable
 
 import grpc
 
@@ -21,10 +22,14 @@ class PodResourcesError(TransientError):
 
 
 class PodResourcesClient:
-    """One channel, reopened after an error (a restarted kubelet has a new socket). Safe from several threads."""
+    """One channel, reopened after an error (a restarted kubelet has a new socket). Safe from several threads.
 
-    def __init__(self, socket_path: str) -> None:
-        self._path = socket_path
+    Args:
+        missing: says what is not there of the kubelet, empty when all is.
+    """
+
+    def __init__(self, socket_path: str, missing: Callable[[], str] = lambda: "") -> None:
+        self._path, self._missing = socket_path, missing
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._stub: rpc.PodResourcesListerStub | None = None
@@ -40,7 +45,8 @@ class PodResourcesClient:
             answer = stub.List(pb.ListPodResourcesRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             self.close()
-            raise PodResourcesError(f"cannot list pod resources: {describe(error, self._path)}") from error
+            reason = self._missing() or describe(error, self._path)
+            raise PodResourcesError(f"cannot list pod resources: {reason}") from error
         return parse(answer)
 
     def close(self) -> None:

@@ -12,10 +12,15 @@ def describe(error: Exception, socket_path: str) -> str:
     if not os.path.exists(socket_path):
         return f"{socket_path} is not there: is its process running?"
     if not isinstance(error, grpc.RpcError) or not callable(getattr(error, "details", None)):
-        return str(error)[:MAX_LENGTH]
-    code, details = error.code(), str(error.details())
+        return _printable(str(error))[:MAX_LENGTH]
+    code, details = error.code(), _printable(str(error.details()))
     if code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in details:
         return f"{socket_path} refuses connections"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"no answer in time on {socket_path}"
     return f"{code.name}: {details}"[:MAX_LENGTH]
+
+
+def _printable(text: str) -> str:
+    """gRPC shows socket addresses as they lie in memory, with their zeros."""
+    return text if text.isprintable() else " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -8,10 +8,10 @@ own socket gone or replaced, a list stream that ended, a self-dial that failed. 
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
 import grpc
@@ -19,11 +19,13 @@ import grpc
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.broker import Broker, Recheck
+from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.rpcerror import describe
 from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
-from deviceplugin.kubelet.watch import Identity, socket_identity
+from deviceplugin.socketfile import SocketFile
+from mpsd.errors import TransientError
 from mpsd.log import get_logger
-from mpsd.threads import GuardedThread
+from mpsd.threads import GuardedThread, full_pool
 
 VERSION = "v1beta1"
 REGISTER_TIMEOUT_S = 12.0
@@ -52,7 +54,7 @@ class Session:
     """Keeps one resource registered until closed.
 
     Args:
-        socket_name: base name of our socket in `directory`.
+        socket_name: base name of our socket in the kubelet's directory for device plugins.
         recheck: see Broker.allocate.
         on_registered: called after each successful registration.
     """
@@ -60,7 +62,7 @@ class Session:
     def __init__(
         self,
         resource: str,
-        directory: str,
+        places: KubeletPlaces,
         socket_name: str,
         broker: Broker,
         recheck: Recheck,
@@ -71,8 +73,10 @@ class Session:
         self.error = ""
         self.registrations = 0
         self._socket_name = socket_name
-        self._path = os.path.join(directory, socket_name)
-        self._kubelet_path = os.path.join(directory, "kubelet.sock")
+        self._places = places
+        self._path = os.path.join(places.device_plugins, socket_name)
+        self._kubelet = SocketFile(places.registration_socket)
+        self._own_file = SocketFile(self._path)
         self._broker = broker
         self._recheck = recheck
         self._on_registered = on_registered
@@ -81,7 +85,7 @@ class Session:
         self._stream_ended = threading.Event()
         self._server: grpc.Server | None = None
         self._servicer: DevicePlugin | None = None
-        self._own: Identity | None = None
+        self._own: int | None = None
         self._stream_due_s = float("inf")
         self._thread = GuardedThread(self._run, f"session-{resource}")
 
@@ -115,15 +119,17 @@ class Session:
                 log.exception("a session failed and begins again", resource=self.resource)
                 self._stop.wait(RETRY_LAST_S)
         self._stop_server()
+        self._kubelet.close()
+        self._own_file.close()
         self.state = SessionState.STOPPED
 
     def _keep_registered(self) -> None:
-        registered_with: Identity | None = None
-        last_kubelet: Identity | None = None
+        registered_with: int | None = None
+        last_kubelet: int | None = None
         retry_s, not_before_s = RETRY_FIRST_S, 0.0
         dial_at_s = time.monotonic() + SELF_DIAL_S
         while not self._stop.is_set():
-            kubelet = socket_identity(self._kubelet_path)
+            kubelet = self._kubelet.look()
             if kubelet != last_kubelet:  # a new kubelet owes us no patience
                 last_kubelet, retry_s, not_before_s = kubelet, RETRY_FIRST_S, 0.0
             now_s = time.monotonic()
@@ -147,10 +153,10 @@ class Session:
             self._wake.wait(max(0.01, until_s - time.monotonic()))
             self._wake.clear()
 
-    def _why_again(self, registered_with: Identity | None, kubelet: Identity | None) -> str:
+    def _why_again(self, registered_with: int | None, kubelet: int | None) -> str:
         if self._server is None:
             return "starting"
-        if self._own is None or socket_identity(self._path) != self._own:
+        if self._own is None or self._own_file.look() != self._own:
             return "our socket is gone"
         if registered_with is None:
             return "not registered"
@@ -164,18 +170,21 @@ class Session:
             return "the kubelet opened no list stream"
         return ""
 
-    def _begin_again(self, reason: str, kubelet: Identity | None) -> Identity | None:
-        """Serves on a fresh socket if need be and registers. The identity of the kubelet we are registered with."""
+    def _begin_again(self, reason: str, kubelet: int | None) -> int | None:
+        """Serves on a fresh socket if need be and registers. The kubelet's socket that we are registered at."""
         try:
             if reason != "not registered":
                 self._stop_server()
                 self._start_server()
             if kubelet is None:
-                self._note(SessionState.WAITING, "kubelet.sock is not there")
+                self._note(SessionState.WAITING, self._places.missing() or "kubelet.sock was not there")
                 return None
             self._register()
+        except TransientError as error:
+            self._note(SessionState.WAITING, str(error))
+            return None
         except (OSError, RuntimeError, grpc.RpcError) as error:
-            self._note(SessionState.WAITING, describe(error, self._kubelet_path))
+            self._note(SessionState.WAITING, self._places.missing() or describe(error, self._kubelet.path))
             return None
         self.registrations += 1
         self._stream_due_s = time.monotonic() + STREAM_DUE_S
@@ -188,16 +197,21 @@ class Session:
             os.unlink(self._path)
         self._stream_ended.clear()
         servicer = DevicePlugin(self.resource, self._broker, self._recheck, self._on_stream_end)
+        pool = full_pool(WORKERS, f"rpc-{self._socket_name}")
         server = grpc.server(
-            ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix=f"rpc-{self._socket_name}"),
+            pool,
             options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 * 1024 * 1024)),
         )
         rpc.add_DevicePluginServicer_to_server(servicer, server)
-        server.add_insecure_port(f"unix:{self._path}")
+        try:
+            server.add_insecure_port(f"unix:{self._path}")
+        except RuntimeError as error:  # gRPC keeps its reason for a log of its own
+            pool.shutdown()
+            raise TransientError(f"cannot listen on {self._path}: {_why_unbound(self._path)}") from error
         server.start()
         os.chmod(self._path, 0o600)
         self._server, self._servicer = server, servicer
-        self._own = socket_identity(self._path)
+        self._own = self._own_file.look()
 
     def _stop_server(self) -> None:
         server, servicer = self._server, self._servicer
@@ -206,13 +220,13 @@ class Session:
             servicer.stop()
         if server is not None:
             server.stop(STOP_GRACE_S).wait()
-        if self._own is not None and socket_identity(self._path) == self._own:
+        if self._own is not None and self._own_file.look() == self._own:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
         self._own = None
 
     def _register(self) -> None:
-        with _channel(self._kubelet_path) as channel:
+        with _channel(self._kubelet.path) as channel:
             rpc.RegistrationStub(channel).Register(
                 pb.RegisterRequest(
                     version=VERSION, endpoint=self._socket_name, resource_name=self.resource, options=OPTIONS
@@ -240,6 +254,17 @@ class Session:
             else:
                 log.warning("not registered", resource=self.resource, error=error)
         self.state, self.error = state, error
+
+
+def _why_unbound(path: str) -> str:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(path)
+        except OSError as error:
+            return error.strerror or str(error)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    return "gRPC could not bind it just now"
 
 
 def _channel(path: str) -> grpc.Channel:

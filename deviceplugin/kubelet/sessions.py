@@ -4,6 +4,7 @@ import threading
 import time
 
 from deviceplugin.broker import Broker, Recheck
+from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.session import Session
 from mpsd.config.model import socket_name
 from mpsd.log import get_logger
@@ -17,8 +18,8 @@ ENDING_S = 2.0
 class Sessions:
     """Starts and ends sessions as the broker's resources come and go. Thread-safe."""
 
-    def __init__(self, directory: str, broker: Broker, recheck: Recheck) -> None:
-        self._directory, self._broker, self._recheck = directory, broker, recheck
+    def __init__(self, places: KubeletPlaces, broker: Broker, recheck: Recheck) -> None:
+        self._places, self._broker, self._recheck = places, broker, recheck
         self._lock = threading.Lock()
         self._registered = threading.Condition()
         self._sessions: dict[str, Session] = {}
@@ -35,7 +36,7 @@ class Sessions:
             for name in wanted:
                 if name not in self._sessions:
                     session = Session(
-                        name, self._directory, socket_name(name), self._broker, self._recheck, self._note_registered
+                        name, self._places, socket_name(name), self._broker, self._recheck, self._note_registered
                     )
                     session.start()  # may raise: what is kept was started
                     self._sessions[name] = session

@@ -1,42 +1,35 @@
-"""The kubelet's registration socket: when it is a new one. inotify gives hints, a slow stat is the truth."""
+"""Hints that something changed in the kubelet's device plugin directory: inotify where it can be had, a slow look
+anyway."""
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from mpsd.log import get_logger
+from mpsd.pathhints import PathHints
 from mpsd.threads import GuardedThread
 
-if TYPE_CHECKING:
-    from watchdog.observers.api import BaseObserver
-
 POLL_S = 1.0
-log = get_logger("plugin")
-
-Identity = tuple[int, int, int]
-
-
-def socket_identity(path: str) -> Identity | None:
-    """(device, inode, ctime) of a file, None while it is not there."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_ctime_ns
+RETRY_S = 5.0
+BURST_S = 0.01
+"""Hints come in bursts; a new kubelet waits for nobody."""
 
 
 class DirectoryWatch:
-    """Calls `on_hint()` when something changes in the device plugin directory, and every POLL_S anyway.
+    """Calls `on_hint()`, from its own thread, when something changes in the device plugin directory, and every POLL_S.
 
     The poll covers what inotify misses: its instance limit, or a directory replaced by a new mount.
     """
 
     def __init__(self, directory: str, on_hint: Callable[[], None]) -> None:
-        self._directory = directory
         self._on_hint = on_hint
-        self._stop = threading.Event()
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._hints = PathHints(
+            os.path.join(os.path.abspath(directory), "kubelet.sock"),
+            self._wake.set,
+            retry_s=RETRY_S,
+            instead=f"looking every {POLL_S:g} s",
+            siblings=True,
+        )
         self._thread = GuardedThread(self._run, "kubelet-watch")
 
     def start(self) -> None:
@@ -44,37 +37,19 @@ class DirectoryWatch:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
-        observer = self._observer()
         try:
-            while not self._stop.wait(POLL_S):
+            while not self._stop.is_set():
+                self._hints.arm()
+                self._wake.clear()  # before the look: a change from here on wakes us again
+                if self._stop.is_set():
+                    break
                 self._on_hint()
+                if self._wake.wait(POLL_S):
+                    self._stop.wait(BURST_S)
         finally:
-            if observer is not None:
-                with contextlib.suppress(RuntimeError):
-                    observer.stop()
-                    observer.join()
-
-    def _observer(self) -> "BaseObserver | None":
-        from watchdog.events import FileSystemEvent, FileSystemEventHandler
-        from watchdog.observers import Observer
-
-        on_hint = self._on_hint
-
-        class Handler(FileSystemEventHandler):
-            def on_any_event(self, event: FileSystemEvent) -> None:
-                if event.event_type in ("created", "moved", "deleted"):
-                    on_hint()
-
-        observer = Observer()
-        try:
-            observer.schedule(Handler(), self._directory)
-            observer.start()
-        except OSError as error:
-            log.warning(
-                "cannot watch the kubelet's directory, polling it instead", directory=self._directory, error=str(error)
-            )
-            return None
-        return observer
+            self._hints.close()

@@ -18,13 +18,13 @@ from typing import Final
 import msgspec
 
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
-from deviceplugin.kubelet.watch import Identity, socket_identity
 from deviceplugin.nri import mux
 from deviceplugin.nri.agenda import Agenda, Entry
 from deviceplugin.nri.dialogue import NRI_VERSION, RUNTIME_SERVICE, Dialogue, perform
 from deviceplugin.nri.link import CallError, Link, LinkError, PendingCall
 from deviceplugin.nri.model import Handler, Runtime
 from deviceplugin.nri.ttrpc import Answer
+from deviceplugin.socketfile import SocketFile
 from mpsd.errors import ConfigError, ProtocolError
 from mpsd.log import get_logger
 from mpsd.threads import GuardedThread
@@ -94,6 +94,7 @@ class NriSession:
     ) -> None:
         _check(socket_path, name, index)
         self._path, self._name, self._index = socket_path, name, index
+        self._socket = SocketFile(socket_path)
         self._handler, self._answer_s, self._monotonic = handler, answer_s, monotonic
         self._stop = threading.Event()
         self._changed = threading.Condition()  # guards agenda, dialogue, link and state
@@ -132,30 +133,31 @@ class NriSession:
                 thread.join(patience_s)
             with self._changed:
                 self._changed.notify_all()
+        self._socket.close()
 
     # The thread that connects and reads.
 
     def _run(self) -> None:
         retry_s = RETRY_FIRST_S
         while not self._stop.is_set():
-            identity = socket_identity(self._path)
+            socket_number = self._socket.look()
             begun_s = self._monotonic()
             try:
-                self._one_link(identity)
+                self._one_link(socket_number)
             except Exception as error:
                 log.exception("the NRI session failed and begins again")
                 self._note_disconnected(f"{type(error).__name__}: {error}")
             if self._monotonic() - begun_s >= STEADY_S:
                 retry_s = RETRY_FIRST_S
             # Also after a success: a runtime that takes us and drops us again must not be asked in a tight loop.
-            new_socket = self._pause(retry_s * random.uniform(0.8, 1.2), identity)  # noqa: S311 - spreads retries
+            new_socket = self._pause(retry_s * random.uniform(0.8, 1.2), socket_number)  # noqa: S311 - spreads retries
             retry_s = RETRY_FIRST_S if new_socket else min(retry_s * 2, RETRY_LAST_S)
 
-    def _pause(self, duration_s: float, identity: Identity | None) -> bool:
+    def _pause(self, duration_s: float, tried: int | None) -> bool:
         """Waits. True, and early, when there is news: another socket than the one tried last."""
         until_s = self._monotonic() + duration_s
         while not self._stop.is_set():
-            if socket_identity(self._path) not in (None, identity):
+            if self._socket.look() not in (None, tried):
                 return True
             left_s = until_s - self._monotonic()
             if left_s <= 0:
@@ -163,7 +165,7 @@ class NriSession:
             self._stop.wait(min(left_s, LOOK_S))
         return False
 
-    def _one_link(self, identity: Identity | None) -> None:
+    def _one_link(self, socket_number: int | None) -> None:
         """From connecting to the end of the link."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -181,7 +183,7 @@ class NriSession:
         reason = "closed by us"
         try:
             if not self._stop.is_set():  # close() may have come before there was a link to end
-                self._serve(link, dialogue, identity)
+                self._serve(link, dialogue, socket_number)
         except (LinkError, ProtocolError) as error:
             reason = str(error)
         except BaseException as error:
@@ -195,7 +197,7 @@ class NriSession:
                 self._changed.notify_all()
             link.release()
 
-    def _serve(self, link: Link, dialogue: Dialogue, identity: Identity | None) -> None:
+    def _serve(self, link: Link, dialogue: Dialogue, socket_number: int | None) -> None:
         """Returns when asked to stop, else raises LinkError or ProtocolError."""
         request = pb.RegisterPluginRequest(plugin_name=self._name, plugin_idx=self._index, NRI_version=NRI_VERSION)
         registration: PendingCall | None = link.begin(
@@ -221,7 +223,7 @@ class NriSession:
             now_s = self._monotonic()
             if now_s >= look_s:
                 look_s = now_s + LOOK_S
-                self._look(dialogue, identity, now_s - begun_s)
+                self._look(dialogue, socket_number, now_s - begun_s)
 
     def _answer_overdue(self, link: Link, dialogue: Dialogue) -> None:
         with self._changed:
@@ -236,11 +238,10 @@ class NriSession:
                 "the NRI front end is over its time; containers are refused meanwhile", answer_s=dialogue.budget_s
             )
 
-    def _look(self, dialogue: Dialogue, identity: Identity | None, age_s: float) -> None:
+    def _look(self, dialogue: Dialogue, socket_number: int | None, age_s: float) -> None:
         """What neither side says. Raises ProtocolError."""
-        now = socket_identity(self._path)
-        # Device and inode only: a change of its mode or owner, which the time would show, is no other socket.
-        if now is not None and identity is not None and now[:2] != identity[:2]:
+        now = self._socket.look()
+        if now is not None and socket_number is not None and now != socket_number:
             raise ProtocolError("there is a new socket: another container runtime serves NRI now")
         if dialogue.runtime is None and age_s >= CONFIGURED_WITHIN_S:
             raise ProtocolError(

@@ -126,7 +126,8 @@ class StubKubelet:
     """One node's kubelet and container runtime.
 
     Args:
-        root: the kubelet's directory; `device-plugins/`, `pod-resources/` and `pods/` are made below it.
+        root: the kubelet's directory; `pod-resources/` and `pods/` are made below it.
+        device_plugins: its directory for device plugins, a constant of a real one; None: below `root`, too.
         cdi_directories: of the container runtime, lowest priority first.
         gpus, nvidia_runtime, nvidia_hook, simulation_directory, nri, nri_cdi, cdi_wins: see Runtime.
         cri_socket: where the container runtime is asked what it is and to stop a container; empty: nowhere.
@@ -140,6 +141,7 @@ class StubKubelet:
         root: str | os.PathLike[str],
         cdi_directories: Sequence[str],
         *,
+        device_plugins: str | None = None,
         gpus: Sequence[str] = (),
         nvidia_runtime: bool = True,
         nvidia_hook: bool = False,
@@ -154,7 +156,7 @@ class StubKubelet:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.root = os.fspath(root)
-        self.device_plugins = os.path.join(self.root, "device-plugins")
+        self.device_plugins = device_plugins or os.path.join(self.root, "device-plugins")
         self.socket = os.path.join(self.device_plugins, "kubelet.sock")
         self.pod_resources_socket = os.path.join(self.root, "pod-resources", "kubelet.sock")
         self._runtime = Runtime(

@@ -229,6 +229,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     mps: MpsConfig = MpsConfig()
     cdi: CdiConfig = CdiConfig()
     kubelet_root: str = "/var/lib/kubelet"
+    """The kubelet's --root-dir: `pod-resources/` and `pods/` are below it."""
+    kubelet_device_plugins: str = "/var/lib/kubelet/device-plugins"
+    """A constant of the kubelet, whatever its --root-dir (pkg/apis/deviceplugin/v1beta1, DevicePluginPath)."""
     state_root: str = "/var/lib/gpufrac"
     backend: str = "nvml"
     """nvml | simulated"""

@@ -15,14 +15,15 @@ def overlaps(config: NodeConfig) -> list[tuple[str, str, str]]:
         "stateRoot": state,
         "cdi.directory": cdi,
         "kubelet.root": kubelet,
+        "kubelet.devicePlugins": config.kubelet_device_plugins,
     }
     kept = {  # directory -> whose it is, and why nothing else may be there
         cdi: ("cdi.directory", "container runtimes read what is in it"),
         f"{run}/mps": ("mps.runRoot", "tenants see what is below its mps/"),
         f"{state}/plugin": ("stateRoot", "its plugin/ is for records alone, and closed to all users but root"),
+        config.kubelet_device_plugins: ("kubelet.devicePlugins", "it is the kubelet's"),
         **{
-            f"{kubelet}/{name}": ("kubelet.root", f"its {name}/ is the kubelet's")
-            for name in ("device-plugins", "pod-resources", "pods")
+            f"{kubelet}/{name}": ("kubelet.root", f"its {name}/ is the kubelet's") for name in ("pod-resources", "pods")
         },
     }
     return [

@@ -60,7 +60,7 @@ def plain_sections(entries: Mapping[str, Value], default: NodeConfig) -> NodeCon
             {"access": ("access", _kubernetes_access), "nodeName": ("node_name", _node_name)},
         ),
     )
-    plugin_socket = f"/device-plugins/{'x' * SOCKET_NAME_MAX_BYTES}"
+    plugin_socket = f"/{'x' * SOCKET_NAME_MAX_BYTES}"
     sections: dict[str, Readers] = {
         "memory": {"reserve": ("memory_reserve_bytes", lambda v: v.size(MIB, or_zero=True))},
         "enforcement": {
@@ -68,7 +68,10 @@ def plain_sections(entries: Mapping[str, Value], default: NodeConfig) -> NodeCon
             "enableDmem": ("enable_dmem", Value.boolean),
             "leaks": ("leaks", lambda v: v.choice(LeakPolicy)),
         },
-        "kubelet": {"root": ("kubelet_root", lambda v: v.path_text(socket_below=plugin_socket))},
+        "kubelet": {
+            "root": ("kubelet_root", lambda v: v.path_text(socket_below="/pod-resources/kubelet.sock")),
+            "devicePlugins": ("kubelet_device_plugins", lambda v: v.path_text(socket_below=plugin_socket)),
+        },
         "metrics": {"address": ("metrics_address", _metrics_address)},
     }
     for key, readers in sections.items():

@@ -54,7 +54,7 @@ def effective(config: NodeConfig) -> dict[str, Any]:
             "gpuDevices": config.cdi.gpu_devices.value,
             "delivery": config.cdi.delivery.value,
         },
-        "kubelet": {"root": config.kubelet_root},
+        "kubelet": {"root": config.kubelet_root, "devicePlugins": config.kubelet_device_plugins},
         "stateRoot": config.state_root,
         "backend": config.backend,
     }

@@ -100,7 +100,7 @@ kind: NodeConfig
 resources:{resources}
 mps: {{runRoot: {self.root}/run, logRoot: {self.root}/log}}
 cdi: {{directory: {self.root}/cdi}}
-kubelet: {{root: {self.root}/kubelet}}
+kubelet: {{root: {self.root}/kubelet, devicePlugins: {self.root}/kubelet/device-plugins}}
 stateRoot: {self.root}/state
 backend: simulated
 simulated: {{gpus: [{gpus}]{f", driver: {self._driver}" if self._driver else ""}}}

@@ -147,6 +147,7 @@ def configs(draw: st.DrawFn) -> NodeConfig:
             delivery=draw(st.sampled_from(Delivery)),
         ),
         kubelet_root=draw(PATHS),
+        kubelet_device_plugins=draw(PATHS),
         state_root=draw(PATHS),
         backend=backend,
         simulated=simulated if backend == "simulated" else SimulatedConfig(),

@@ -13,6 +13,7 @@ from deviceplugin.broker import DAEMON_GRACE_S
 from deviceplugin.cli.node import missing_shares
 from deviceplugin.ids import device_id
 from deviceplugin.keeper import Keeper, foreign_holders, reservations
+from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.kubelet.servicer import DevicePlugin
 from deviceplugin.ledger import Ledger, LedgerError
@@ -92,7 +93,7 @@ def test_a_new_plugin_leaves_files_alone_until_mpsd_spoke_or_a_while_passed(shor
         world.specs,
         world.mpsd,
         world.kubelet,
-        kubelet_root=str(world.root),
+        places=KubeletPlaces(str(world.root), str(world.root / "device-plugins")),
         pod_processes=dict,
         marked_cgroups=lambda root: (),
         monotonic=lambda: world.now_s,

@@ -83,7 +83,7 @@ mps:
   writableMount: true
   logMaxSize: 1Gi
 cdi: {{directory: /etc/cdi, gpuDevices: envvar, delivery: both}}
-kubelet: {{root: /var/lib/k0s/kubelet}}
+kubelet: {{root: /var/lib/k0s/kubelet, devicePlugins: /var/lib/k0s/plugins}}
 stateRoot: /var/lib/gf
 backend: simulated
 simulated: {{gpus: [{{memory: 80Gi}}, {{memory: 24564Mi}}], driver: 615.71.09}}
@@ -168,7 +168,7 @@ SEEN = "container runtimes read what is in it"
             "stateRoot: /var/lib/kubelet/pods",
             "must not lie in kubelet.root (/var/lib/kubelet/pods): its pods/ is the kubelet's",
         ),
-        ("mps: {logRoot: /var/lib/kubelet/device-plugins/log}", "mps.logRoot must not lie in kubelet.root"),
+        ("mps: {logRoot: /var/lib/kubelet/device-plugins/log}", "mps.logRoot must not lie in kubelet.devicePlugins"),
         ("kubelet: {root: /run/gpufrac/mps/kubelet}", "kubelet.root must not lie in mps.runRoot"),
     ],
 )
@@ -265,6 +265,7 @@ def test_every_key(any_loader: None) -> None:
         ),
         cdi=CdiConfig(directory="/etc/cdi", gpu_devices=GpuDevices.ENVVAR, delivery=Delivery.BOTH),
         kubelet_root="/var/lib/k0s/kubelet",
+        kubelet_device_plugins="/var/lib/k0s/plugins",
         state_root="/var/lib/gf",
         backend="simulated",
         simulated=SimulatedConfig(
@@ -305,6 +306,7 @@ def test_defaults(any_loader: None) -> None:
     assert config.mps.client_limit == 48
     assert config.cdi == CdiConfig(directory="/var/run/cdi", gpu_devices=GpuDevices.AUTO, delivery=Delivery.CDI)
     assert (config.kubelet_root, config.state_root) == ("/var/lib/kubelet", "/var/lib/gpufrac")
+    assert config.kubelet_device_plugins == "/var/lib/kubelet/device-plugins"
     assert config.backend == "nvml"
     assert config.metrics_address == "127.0.0.1:9478"
     assert config.resources[0].thread_percent is None
@@ -397,7 +399,7 @@ def test_the_effective_config_is_in_the_spelling_of_the_file() -> None:
             "logMaxSize": "16Mi",
         },
         "cdi": {"directory": "/var/run/cdi", "gpuDevices": "auto", "delivery": "cdi"},
-        "kubelet": {"root": "/var/lib/kubelet"},
+        "kubelet": {"root": "/var/lib/kubelet", "devicePlugins": "/var/lib/kubelet/device-plugins"},
         "stateRoot": "/var/lib/gpufrac",
         "backend": "nvml",
         "nri": {"socket": "/var/run/nri/nri.sock", "name": "gpufrac", "index": "50"},
@@ -760,8 +762,8 @@ def test_a_resource_needs_a_name() -> None:
         ("cdi: {delivery: env}", 'cdi.delivery: "env": must be cdi or both'),
         ("cdi: {directory: cdi}", 'cdi.directory: "cdi": must be an absolute path'),
         (
-            "kubelet: {root: /" + "k" * 49 + "}",
-            f'kubelet.root: "/{"k" * 49}": must be at most 49 bytes long: {TOO_LONG}',
+            "kubelet: {devicePlugins: /" + "k" * 64 + "}",
+            f'kubelet.devicePlugins: "/{"k" * 59}...": must be at most 64 bytes long: {TOO_LONG}',
         ),
         ("stateRoot: var", 'stateRoot: "var": must be an absolute path'),
         ("stateroot: /var", 'stateroot: unknown key; did you mean "stateRoot"?'),
@@ -1078,11 +1080,11 @@ def test_bad_metrics_addresses(address: str) -> None:
 
 
 def test_the_longest_paths_fit_in_a_socket_address() -> None:
-    config = parse_config(f"{MINIMAL}mps: {{runRoot: /{'r' * 48}}}\nkubelet: {{root: /{E_ACUTE * 24}}}\n", "f")
+    config = parse_config(f"{MINIMAL}mps: {{runRoot: /{'r' * 48}}}\nkubelet: {{devicePlugins: /{E_ACUTE * 31}}}\n", "f")
     assert len(f"{config.mps.run_root}/mps/{UUID_A}/pipe/control".encode()) <= 107
     longest = socket_name(f"{'a' * 200}.dev/{'b' * 63}")
-    assert len(f"{config.kubelet_root}/device-plugins/{longest}".encode()) <= 107
-    assert "must be at most 49 bytes" in the_problem(f"{MINIMAL}kubelet: {{root: /{E_ACUTE * 25}}}\n")
+    assert len(f"{config.kubelet_device_plugins}/{longest}".encode()) <= 107
+    assert "must be at most 64 bytes" in the_problem(f"{MINIMAL}kubelet: {{devicePlugins: /{E_ACUTE * 32}}}\n")
 
 
 def test_groups_go_with_memory_only_and_with_no_other_selection() -> None:

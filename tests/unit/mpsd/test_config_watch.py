@@ -15,6 +15,7 @@ from mpsd.config import watch
 from mpsd.config.load import parse_config
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
+from mpsd.pathhints import chain_of
 from tests.waiting import WAIT_S
 
 NEVER_S = 3600.0
@@ -328,14 +329,16 @@ def test_polling_where_inotify_is_used_up(
         raise limit_reached()
 
     monkeypatch.setattr(watchdog.observers, "Observer", observer)
-    with caplog.at_level(logging.INFO, logger=watch.__name__), watching(path, calls, poll_s=0.05):
+    with caplog.at_level(logging.INFO, logger="watch"), watching(path, calls, poll_s=0.05):
         assert calls.next() == config()
         replace(path, text("16Gi"))
         assert calls.next() == config("16Gi")
         for _ in range(3):  # it is tried again
             attempts.get(timeout=WAIT_S)
-    assert caplog.text.count("inotify instance limit reached") == 1
-    assert "reading it every 0.02 s instead" in caplog.text
+    said = [record.gpufrac_fields for record in caplog.records if "inotify" in record.message]  # type: ignore[attr-defined]
+    assert [(fields["error"], fields["instead"]) for fields in said] == [
+        ("[Errno 24] inotify instance limit reached: raise fs.inotify.max_user_instances", "reading it every 0.02 s")
+    ]
 
 
 def test_inotify_is_used_once_it_can_be_had(
@@ -352,12 +355,12 @@ def test_inotify_is_used_once_it_can_be_had(
         return real()
 
     monkeypatch.setattr(watchdog.observers, "Observer", observer)
-    with caplog.at_level(logging.INFO, logger=watch.__name__), watching(path, calls, poll_s=0.05):
+    with caplog.at_level(logging.INFO, logger="watch"), watching(path, calls, poll_s=0.05):
         assert watched.wait(WAIT_S)
         replace(path, text("16Gi"))
         while calls.next() != config("16Gi"):
             pass
-    assert "through inotify again" in caplog.text
+    assert "inotify watches again" in caplog.text
 
 
 @pytest.mark.parametrize("step", ["schedule", "start"])
@@ -388,13 +391,13 @@ def test_the_chain_of_a_config_map(short_tmp: Path) -> None:
     (short_tmp / "..1" / "c").write_text("")
     (short_tmp / "..data").symlink_to("..1")
     (short_tmp / "c").symlink_to("..data/c")
-    chain = watch._chain(str(short_tmp / "c"))
+    chain = chain_of(str(short_tmp / "c"))
     assert {path for path, _, _ in chain.directories} == {str(short_tmp), f"{short_tmp}/..1"}
     assert chain.entries == {f"{short_tmp}/c", f"{short_tmp}/..data", f"{short_tmp}/..1/c"}
 
 
 def test_the_chain_ends_where_something_is_missing(short_tmp: Path) -> None:
-    chain = watch._chain(str(short_tmp / "a" / "b" / "c"))
+    chain = chain_of(str(short_tmp / "a" / "b" / "c"))
     assert {path for path, _, _ in chain.directories} == {str(short_tmp)}
     assert chain.entries == {f"{short_tmp}/a"}
 
@@ -402,5 +405,5 @@ def test_the_chain_ends_where_something_is_missing(short_tmp: Path) -> None:
 def test_the_chain_of_links_in_a_circle_ends(short_tmp: Path) -> None:
     (short_tmp / "a").symlink_to("../" + short_tmp.name + "/b")
     (short_tmp / "b").symlink_to("./a")
-    chain = watch._chain(str(short_tmp / "a"))
+    chain = chain_of(str(short_tmp / "a"))
     assert chain.entries == {f"{short_tmp}/a", f"{short_tmp}/b"}

@@ -12,8 +12,8 @@ import pytest
 from mpsd import threads
 from mpsd.errors import TransientError
 from mpsd.threads import GuardedThread
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 ROOT = Path(__file__).parents[3]
 
 
@@ -126,9 +126,10 @@ def test_every_thread_of_both_processes_is_guarded() -> None:
             if "sim" in inside.parts or inside == Path("mpsd/threads.py"):
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
-                name = getattr(node, "attr", getattr(node, "id", ""))
-                if name in ("Thread", "Timer", "_start_new_thread", "start_new_thread") and isinstance(
-                    getattr(node, "ctx", None), ast.Load
-                ):
+                used = (
+                    [node.func] if isinstance(node, ast.Call) else node.bases if isinstance(node, ast.ClassDef) else []
+                )
+                names = {getattr(one, "attr", getattr(one, "id", "")) for one in used}
+                if names & {"Thread", "Timer", "_start_new_thread", "start_new_thread", "ThreadPoolExecutor"}:
                     bare.append(f"{inside}:{getattr(node, 'lineno', 0)}")
     assert bare == []
