@@ -147,7 +147,7 @@ def configs(draw: st.DrawFn) -> NodeConfig:
             delivery=draw(st.sampled_from(Delivery)),
         ),
         kubelet_root=draw(PATHS),
-        kubelet_device_plugins=draw(PATHS),
+        kubelet_device_plugins=draw(PATHS.map(lambda path: f"/p{path}")),
         state_root=draw(PATHS),
         backend=backend,
         simulated=simulated if backend == "simulated" else SimulatedConfig(),
