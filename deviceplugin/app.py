@@ -24,6 +24,7 @@ from mpsd import threads
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.errors import ConfigError, GpufracError
+from mpsd.host import checks
 from mpsd.log import complain, configure, get_logger
 from mpsd.processes import boot_id
 from mpsd.processlock import ProcessLock
@@ -46,6 +47,7 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
     """
     configure(log_format)
     threads.catch_all()
+    checks.raise_nofile()  # what it says is about MPS
     with StopSignal() as stop:
         try:
             config = load_config(config_path)

@@ -72,6 +72,8 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
     lines += plugin.cdi_objections
     if plugin.kubernetes is not None and plugin.kubernetes.error:
         lines.append(f"Kubernetes API: {plugin.kubernetes.error}")
+    if plugin.metrics is not None:
+        lines.append(plugin.metrics.message)
     if plugin.annotated is not None:
         lines += _of_annotated(plugin.annotated)
     else:

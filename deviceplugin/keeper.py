@@ -27,7 +27,6 @@ from deviceplugin.lastowners import LastOwners, living
 from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
 from deviceplugin.plan.start import Grant, Way
 from deviceplugin.presence import Holder, Observation, Shares
-from deviceplugin.socketfile import SocketFile
 from mpsd.config.model import AnnotationsConfig
 from mpsd.errors import GpufracError
 from mpsd.log import get_logger
@@ -79,6 +78,14 @@ class Kubelet(Protocol):
     def list(self) -> Containers: ...
 
 
+class KubeletSocket(Protocol):
+    """Where the kubelet takes registrations, see SocketFile."""
+
+    @property
+    def born_unix_s(self) -> float: ...
+    def look(self) -> int | None: ...
+
+
 @dataclass(slots=True)
 class Report:
     """What the keeper knows beyond the broker; read by status. Replaced whole, never changed in place by readers."""
@@ -115,6 +122,7 @@ class Keeper:
         kubelet: Kubelet,
         *,
         places: KubeletPlaces,
+        kubelet_socket: KubeletSocket,
         pod_processes: Callable[[], Mapping[str, list[PodProcess]]],
         marked_cgroups: Callable[[str], Iterable[MarkedCgroup]],
         blind: str = "",
@@ -163,7 +171,7 @@ class Keeper:
         self._resent: set[str | Shares] = set()
         self._ledger_error = ""
         self._ledger_probed = False
-        self._kubelet_socket = SocketFile(places.registration_socket)
+        self._kubelet_socket = kubelet_socket
         self._kubelet_seen: int | None = None
         self._adoption_refused: dict[Shares, str] = {}
         self._threads = [
@@ -183,7 +191,6 @@ class Keeper:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
-        self._kubelet_socket.close()
 
     def mpsd_returned(self) -> None:
         """A (new) mpsd answers: it gets the whole desired state again."""

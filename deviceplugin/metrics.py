@@ -4,32 +4,25 @@ The text format (version 0.0.4) is written here: the client library adds 12 MiB 
 docs/adr). Labels name GPUs, resources and states, never pods.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterable, Mapping
 
 from deviceplugin.status import PluginStatus
 from mpsd.config.model import Enforcement
-from mpsd.log import get_logger
 from mpsd.text import plain
-from mpsd.threads import GuardedThread
-
-log = get_logger("plugin")
 
 Sample = tuple[dict[str, str], float]
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ALLOCATION_STATES = ("attached", "waiting", "leaving")
 
 
-def render(status: PluginStatus) -> str:
-    """The whole exposition (pure)."""
+def render(status: PluginStatus, failures: Mapping[str, int] | None = None) -> str:
+    """The whole exposition (pure). `failures`: of threads, see mpsd.threads."""
     gpus, resources = status.gpus, status.resources
     lines: list[str] = []
 
     def gauge(name: str, text: str, samples: Iterable[Sample], kind: str = "gauge") -> None:
         lines.append(f"# HELP gpufrac_{name} {text}")
         lines.append(f"# TYPE gpufrac_{name} {kind}")
-        lines.extend(f"gpufrac_{name}{_labels(labels)} {value:g}" for labels, value in samples)
+        lines.extend(f"gpufrac_{name}{_labels(labels)} {number(value)}" for labels, value in samples)
 
     gauge("mpsd_up", "1 while mpsd answers and sees GPUs.", [({}, not status.mpsd_error)])
     gauge("kubelet_up", "1 while the kubelet shows its pods.", [({}, not status.kubelet_error)])
@@ -85,7 +78,18 @@ def render(status: PluginStatus) -> str:
         gauge("annotated_refusing", "Containers that are refused now.", [({}, len(annotated.refusing))])
         gauge("annotated_unenforced", "Annotated containers without their limit.", [({}, len(annotated.unenforced))])
         gauge("annotated_ignored_keys", "Annotations without effect.", [({}, len(annotated.ignored))])
+    gauge(
+        "thread_failures_total",
+        "What bodies of the plugin's threads raised; they went on.",
+        [({"thread": name}, count) for name, count in sorted((failures or {}).items())],
+        "counter",
+    )
     return "\n".join(lines) + "\n"
+
+
+def number(value: float) -> str:
+    """Exact: a counter of millions that is rounded stands still for its readers."""
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _below(granted: str) -> tuple[str, ...]:
@@ -102,50 +106,3 @@ def _labels(labels: dict[str, str]) -> str:
 
 def _escape(value: str) -> str:
     return plain(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-class MetricsServer:
-    """Serves `/metrics` on `host:port`; a taken port is logged and retried never: status says the same."""
-
-    def __init__(self, address: str, status: Callable[[], PluginStatus]) -> None:
-        host, _, port = address.rpartition(":")
-        self._address = (host.strip("[]"), int(port))
-        self._status = status
-        self._server: ThreadingHTTPServer | None = None
-        self._thread: GuardedThread | None = None
-
-    def start(self) -> None:
-        status = self._status
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 10
-
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] != "/metrics":
-                    self.send_error(404)
-                    return
-                body = render(status()).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                with contextlib.suppress(OSError):
-                    self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        try:
-            self._server = ThreadingHTTPServer(self._address, Handler)
-        except OSError as error:
-            log.error("cannot serve metrics", address=f"{self._address[0]}:{self._address[1]}", error=str(error))
-            return
-        self._server.daemon_threads = True
-        self._thread = GuardedThread(self._server.serve_forever, "metrics")
-        self._thread.start()
-
-    def close(self) -> None:
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()

@@ -26,7 +26,8 @@ from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.kubelet.watch import DirectoryWatch
 from deviceplugin.kubernetes.frontend import OFF, KubernetesApi
 from deviceplugin.kubernetes.model import NodeReadiness
-from deviceplugin.metrics import MetricsServer
+from deviceplugin.metrics import render as render_metrics
+from deviceplugin.metricsserver import MetricsServer
 from deviceplugin.nodeevents import WedgeNews
 from deviceplugin.plan.model import newer
 from deviceplugin.podevents import PodNews
@@ -34,6 +35,7 @@ from deviceplugin.runtimes import cdi_loses
 from deviceplugin.socketfile import SocketFile
 from deviceplugin.specguard import SpecGuard
 from deviceplugin.status import PluginStatus, allocation_statuses, plugin_status
+from mpsd import threads
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
 from mpsd.errors import GpufracError, ProtocolError
@@ -98,6 +100,7 @@ class Services:
             self._mpsd,
             self._kubelet,
             places=places,
+            kubelet_socket=self._kubelet_socket,
             pod_processes=partial(processes_of_pods, simulated=config.backend == "simulated"),
             marked_cgroups=partial(marked_cgroups, simulated=_simulated_cgroups(config)),
             blind="" if config.backend == "simulated" else needs.sees_no_containers(),
@@ -135,8 +138,9 @@ class Services:
             *([self._annotated] if self._annotated is not None else []),
             self._kubernetes,  # ends before they do: schedulers hear of our end before it comes
         ]
-        if config.metrics_address:
-            self._parts.append(MetricsServer(config.metrics_address, self.status))
+        self._metrics = MetricsServer(config.metrics_address, self._exposition) if config.metrics_address else None
+        if self._metrics is not None:
+            self._parts.append(self._metrics)
         self._running: list[Part] = []
         self._watcher = GuardedThread(self._watch_mpsd, "mpsd-watch")
 
@@ -163,6 +167,13 @@ class Services:
     def status(self) -> PluginStatus:
         """The plugin as it is now; a young allocation is looked up at the kubelet first, so that its pod has a name."""
         self._keeper.name_holders()
+        return self._picture()
+
+    def _exposition(self) -> str:
+        """The metrics. They name no pods: the kubelet is not asked, so that no scraper waits for it, or it for them."""
+        return render_metrics(self._picture(), threads.failures())
+
+    def _picture(self) -> PluginStatus:
         config = self._broker.config
         unwritable = filter(None, [self._broker.ledger_error])
         return plugin_status(
@@ -179,6 +190,7 @@ class Services:
             runtime=f"{self._runtime.name} {self._runtime.version}" if self._runtime is not None else "",
             annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,
             kubernetes=self._kubernetes.state,
+            metrics=self._metrics.problem if self._metrics is not None else None,
         )
 
     def _annotated_pods(self, config: NodeConfig) -> "AnnotatedPods | None":

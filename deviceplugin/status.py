@@ -20,6 +20,7 @@ from deviceplugin.presence import Holder, Shares
 from mpsd.config.model import Enforcement
 from mpsd.groups import group_of
 from mpsd.quantity import format_bytes
+from mpsd.reason import Reason
 from mpsd.snapshot import GpuClient
 
 RENAME = "camel"
@@ -135,6 +136,8 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     annotated: AnnotatedStatus | None = None
     kubernetes: KubernetesState | None = None
     cdi_objections: tuple[str, ...] = ()
+    metrics: Reason | None = None
+    """Why no metrics are served, None while they are, or are off."""
 
 
 class Registration(Protocol):
@@ -373,6 +376,7 @@ def plugin_status(
     runtime: str = "",
     annotated: AnnotatedStatus | None = None,
     kubernetes: KubernetesState | None = None,
+    metrics: Reason | None = None,
 ) -> PluginStatus:
     """Everything `gpufrac status` asks of the plugin, from one consistent picture."""
     why = not_hard(inspection.delivery, inspection.hard)
@@ -402,4 +406,5 @@ def plugin_status(
         runtime=runtime,
         annotated=annotated,
         kubernetes=kubernetes,
+        metrics=metrics,
     )

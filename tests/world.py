@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -123,6 +124,16 @@ class FakeKubelet:
         return shown
 
 
+class FakeSocket:
+    """The registration socket of the kubelet that runs."""
+
+    def __init__(self) -> None:
+        self.number, self.born_unix_s = 0, 0.0
+
+    def look(self) -> int | None:
+        return self.number
+
+
 class World:
     """A keeper with fakes around it and a clock that is set by hand."""
 
@@ -138,6 +149,7 @@ class World:
         self.root = directory / "kubelet"
         (self.root / "device-plugins").mkdir(parents=True)
         (self.root / "pods").mkdir()
+        self.kubelet_socket = FakeSocket()
         self.start_kubelet()
         self.write_checkpoint([])
         self.ledger = Ledger(str(directory / "ledger"))
@@ -154,6 +166,7 @@ class World:
             self.mpsd,
             self.kubelet,
             places=KubeletPlaces(str(self.root), str(self.root / "device-plugins")),
+            kubelet_socket=self.kubelet_socket,
             pod_processes=lambda: self.processes,
             marked_cgroups=lambda root: self.marked,
             blind=self.blind,
@@ -178,9 +191,8 @@ class World:
 
     def start_kubelet(self) -> None:
         """A new kubelet: its registration socket is another file."""
-        new = self.root / "device-plugins" / "new"
-        new.touch()
-        new.rename(self.root / "device-plugins" / "kubelet.sock")
+        self.kubelet_socket.number += 1
+        self.kubelet_socket.born_unix_s = time.time()
 
     def tell(self, daemon: DaemonStatus | None = None) -> None:
         """mpsd reports all done that the broker wants."""

@@ -20,6 +20,7 @@ from deviceplugin.broker import DAEMON_GRACE_S
 from deviceplugin.cli.node import Node, overview
 from deviceplugin.plan.model import ANNOTATED
 from mpsd.config.model import GpuSelection
+from mpsd.reason import Reason
 from mpsd.snapshot import DaemonState, DaemonStatus
 from tests.builders import config, fixed, ready, reported, resource, snapshot, uuid
 from tests.world import World
@@ -217,3 +218,22 @@ def test_a_gpu_that_the_config_names_and_nobody_has_is_named(short_tmp: Path) ->
     (said,) = world.broker.absent_gpus()
     assert said.startswith("config: gpus.include names GPU 3, and no such GPU is on this node")
     world.ledger.close()
+
+
+@pytest.mark.parametrize("value", [0, 999_999, 1_000_000, 1_000_001, 80 * 2**30 + 1, 2**53 - 1, True])
+def test_numbers_of_metrics_are_exact(value: int) -> None:
+    assert metrics.number(value) == str(int(value))
+    assert float(metrics.number(value + 0.5)) == value + 0.5
+
+
+def test_counters_go_on_above_a_million(world: World) -> None:
+    for count in (999_999, 1_000_000, 1_000_001):
+        picture = structs.replace(world.picture(), limit_drifts=count)
+        lines = metrics.render(picture, {"observer": count}).splitlines()
+        assert f"gpufrac_limit_drift_total {count}" in lines
+        assert f'gpufrac_thread_failures_total{{thread="observer"}} {count}' in lines
+
+
+def test_metrics_that_are_not_served_are_told(world: World) -> None:
+    picture = structs.replace(world.picture(), metrics=Reason(code="AddressInUse", message="metrics are not served"))
+    assert "metrics are not served" in attention(None, picture)

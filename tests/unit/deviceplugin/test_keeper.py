@@ -94,6 +94,7 @@ def test_a_new_plugin_leaves_files_alone_until_mpsd_spoke_or_a_while_passed(shor
         world.mpsd,
         world.kubelet,
         places=KubeletPlaces(str(world.root), str(world.root / "device-plugins")),
+        kubelet_socket=world.kubelet_socket,
         pod_processes=dict,
         marked_cgroups=lambda root: (),
         monotonic=lambda: world.now_s,
