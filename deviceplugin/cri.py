@@ -23,6 +23,11 @@ SOCKETS: Final = ("/run/containerd/containerd.sock", "/run/k3s/containerd/contai
 """Where runtimes serve CRI by default. With more than one there, which one the kubelet uses is not known."""
 SIMULATED_SOCKET: Final = "cri.sock"
 """Of a simulated node, below its run directory."""
+_STATES: Final = {
+    pb.CONTAINER_CREATED: ContainerState.CREATED,
+    pb.CONTAINER_RUNNING: ContainerState.RUNNING,
+    pb.CONTAINER_EXITED: ContainerState.STOPPED,
+}
 M = TypeVar("M", bound=Message)
 
 
@@ -57,7 +62,7 @@ def runtime_of(sockets: Sequence[str] = SOCKETS) -> Runtime | None:
 
 
 def inventory(socket_path: str) -> Inventory:
-    """All pods that are there and all containers that run, as far as CRI tells: a container's environment it does not.
+    """All pods and containers that are there, as far as CRI tells: a container's environment it does not.
 
     Raises CriError.
     """
@@ -82,11 +87,10 @@ def inventory(socket_path: str) -> Inventory:
                 id=container.id,
                 pod_id=container.pod_sandbox_id,
                 name=container.metadata.name,
-                state=ContainerState.RUNNING,
+                state=_STATES.get(container.state, ContainerState.UNKNOWN),
                 annotations=dict(container.annotations),
             )
             for container in containers
-            if container.state == pb.CONTAINER_RUNNING
         ],
     )
 

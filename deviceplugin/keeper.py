@@ -377,6 +377,10 @@ class Keeper:
         if self.observe() and release:
             self.collect(pressed=True)
 
+    def containers_of(self, namespace: str, pod: str) -> frozenset[str]:
+        """The containers of a pod that the kubelet showed last: all but plain init containers."""
+        return frozenset(name for where, of, name in self._containers if (where, of) == (namespace, pod))
+
     def name_holders(self) -> None:
         """Looks at the kubelet if an allocation's pod is not known yet, but not more often than every NAMING_S."""
         now_s = self._monotonic()

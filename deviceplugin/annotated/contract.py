@@ -7,7 +7,7 @@ docs/annotations.md.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from math import floor
 
@@ -49,12 +49,17 @@ _LONGEST_LOOSE = 40  # characters of a misspelt suffix
 _LOOSE = re.compile(
     r"gpus?[._-]*(?:"
     r"mem(?:ory)?[._-]*(?P<kai>portion[._-]*)?(?:(?P<request>request)|(?P<limit>limit))"
-    r"|compute[._-]*(?:(?P<mode>mode)|(?P<portion>portion|request|limit|fraction|share|percent(?:age)?))"
+    r"|compute[._-]*(?:(?P<mode>mode)|(?P<portion>portion)|(?P<compute>request|limit|fraction|share|percent(?:age)?))"
     r"|(?P<devices>device)"
     r")s?$",
     re.IGNORECASE,
 )
 _LOOSE_SUFFIXES = {"request": REQUEST, "limit": LIMIT, "mode": MODE, "portion": PORTION, "devices": DEVICES}
+_COMPUTE_REQUEST = ".gpu-compute.request"
+"""What users of KAI write from its 0.20 on; its admission refuses them PORTION, which its binder makes of this. Older
+versions refuse both."""
+_WHOLE_POD = re.compile(r"gpus?[._-]*(?:(?P<memory>mem(?:ory)?)|(?P<fraction>fraction|portion|share))", re.IGNORECASE)
+_KAI_FRACTION = "gpu-fraction"
 
 
 class ContractError(GpufracError):
@@ -126,9 +131,15 @@ def parse_key(key: str, prefix: str) -> tuple[str, str] | None:
     return (container, dot + rest) if legal else None
 
 
-def findings(annotations: Mapping[str, str], prefix: str) -> tuple[Finding, ...]:
+def findings(
+    annotations: Mapping[str, str], prefix: str, containers: Collection[str] | None = None
+) -> tuple[Finding, ...]:
     """Keys that look meant for us but are not legal, and legal ones without effect: at most MAX_FINDINGS, in the order
-    of the keys. Values are not looked at, but for the mode of a container with a portion."""
+    of the keys. Values are not looked at, but for the mode of a container with a portion.
+
+    Args:
+        containers: names of all containers of the pod, None where they are not known yet.
+    """
     found: list[Finding] = []
     legal: dict[str, list[str]] = {}
     for key in sorted(annotations):
@@ -136,11 +147,16 @@ def findings(annotations: Mapping[str, str], prefix: str) -> tuple[Finding, ...]
         if parsed is not None:
             legal.setdefault(parsed[0], []).append(parsed[1])
         elif len(found) < MAX_FINDINGS and (finding := _misspelt(key, prefix)) is not None:
-            found.append(finding)
+            portion = key.removesuffix(_COMPUTE_REQUEST) + PORTION
+            if not (key.endswith(_COMPUTE_REQUEST) and portion in annotations):  # its scheduler has acted on it
+                found.append(finding)
     for container, suffixes in legal.items():
         if len(found) >= MAX_FINDINGS:
             break
-        found += _without_effect(annotations, prefix, container, suffixes)
+        if containers is None or container in containers:
+            found += _without_effect(annotations, prefix, container, suffixes)
+        else:
+            found += _of_nobody(prefix, container, suffixes, containers)
     return tuple(sorted(found[:MAX_FINDINGS], key=lambda finding: finding.key))
 
 
@@ -230,6 +246,18 @@ def _without_effect(annotations: Mapping[str, str], prefix: str, container: str,
     return [finding(suffix, f"without a memory key of the same container: add {key}", key) for suffix in suffixes]
 
 
+def _of_nobody(prefix: str, container: str, suffixes: list[str], containers: Collection[str]) -> list[Finding]:
+    """Of a container that the pod does not have."""
+    near = get_close_matches(container, sorted(containers), n=1, cutoff=0.6)
+    found = []
+    for suffix in suffixes:
+        nearest = f"{prefix}{near[0]}{suffix}" if near else ""
+        meant = f"; did you mean {nearest}?" if near else f": it has {', '.join(sorted(containers)[:5])}"
+        problem = f"has no effect: the pod has no container {container}{meant}"
+        found.append(Finding(key=f"{prefix}{container}{suffix}", problem=problem, nearest=nearest))
+    return found
+
+
 def _misspelt(key: str, prefix: str) -> Finding | None:
     """A finding when a key that is not legal looks meant for us."""
     if len(key) > _MAX_KEY:
@@ -239,9 +267,11 @@ def _misspelt(key: str, prefix: str) -> Finding | None:
     domain, _, name = key.rpartition("/")
     rest = key[len(_OLD_PREFIX) :] if old else key[len(prefix) :] if home else name
     loose = _LOOSE.search(rest[-_LONGEST_LOOSE:])
+    if (pods := _of_whole_pod(key, domain, name, prefix)) is not None:
+        return pods
     if loose is not None:
         head = rest[: loose.start() - min(_LONGEST_LOOSE, len(rest))]
-        suffix = _LOOSE_SUFFIXES[loose.lastgroup or ""]
+        suffix = _LOOSE_SUFFIXES.get(loose.lastgroup or "", "")
     elif old or (home and prefix.endswith(tuple(_SEPARATORS))):
         head, _, tail = rest.partition(".")
         suffix = _nearest_suffix(f"{REQUEST.rpartition('.')[0]}.{tail}" if old else tail)
@@ -254,6 +284,8 @@ def _misspelt(key: str, prefix: str) -> Finding | None:
     container = head.strip(_SEPARATORS)
     if loose is not None and loose["kai"]:
         return _portion_limit(key, domain, container)
+    if loose is not None and loose["compute"]:
+        return _compute_request(key, container)
     return _finding(key, prefix, container, suffix, home=home, old=old)
 
 
@@ -264,8 +296,13 @@ def _meant_for_us(domain: str, name: str, head: str, prefix: str) -> bool:
         # KAI's own keys of pods, such as gpu-memory.limit, have nothing before.
         exact = name.lower().endswith(SUFFIXES)
         return head.strip(_SEPARATORS) != "" and (exact or not own_domain)
-    known = (own_domain, _DEFAULT_PREFIX.partition("/")[0], _KAI_PREFIX.partition("/")[0])
-    return any(_near(domain.lower(), other) for other in known if other)
+    return any(_near(domain.lower(), other) for other in _domains(prefix))
+
+
+def _domains(prefix: str) -> list[str]:
+    """Those of keys that are ours or taken for ours."""
+    known = (prefix, _DEFAULT_PREFIX, _KAI_PREFIX)
+    return [domain for domain in (one.rpartition("/")[0] for one in known) if domain]
 
 
 def _near(domain: str, other: str) -> bool:
@@ -294,6 +331,30 @@ def _nearest_suffix(tail: str) -> str:
     plain = {re.sub(r"[._-]", "", suffix): suffix for suffix in SUFFIXES}
     near = get_close_matches(re.sub(r"[._-]", "", tail[:_LONGEST_LOOSE].lower()), plain, n=1, cutoff=0.7)
     return plain[near[0]] if near else ""
+
+
+def _of_whole_pod(key: str, domain: str, name: str, prefix: str) -> Finding | None:
+    """A key for all of a pod, such as nvidia.com/gpu.memory, which is a label of nodes: only KAI has such keys, and
+    they have no domain."""
+    match = _WHOLE_POD.fullmatch(name) if domain and len(name) <= _LONGEST_LOOSE else None
+    if match is None or not any(_near(domain.lower(), other) for other in _domains(prefix)):
+        return None
+    if match["fraction"]:
+        problem = (
+            f"is not read: as a key of KAI's scheduler it is {_KAI_FRACTION}, which makes keys of a container of it"
+        )
+        return Finding(key=key, problem=problem, nearest=_KAI_FRACTION)
+    return _finding(key, prefix, "", LIMIT, home=False, old=False)
+
+
+def _compute_request(key: str, container: str) -> Finding:
+    exact = f"{container}{_COMPUTE_REQUEST}"
+    told = "is not read by itself" if container and key.endswith(exact) else "is not read: no such key"
+    return Finding(
+        key=key,
+        problem=f"{told}: what caps compute is {PORTION}, a scheduler's to write: KAI from 0.20 on makes it of "
+        f"{_COMPUTE_REQUEST} when it places the pod, and older ones refuse both",
+    )
 
 
 def _portion_limit(key: str, domain: str, container: str) -> Finding | None:

@@ -8,7 +8,7 @@ is found when we are told of all containers again; see absence.py.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,6 +69,7 @@ class Keeper(Protocol):
     """What is asked of the keeper."""
 
     def observe(self, newer_than_s: float = 0.0) -> bool: ...
+    def containers_of(self, namespace: str, pod: str) -> Collection[str]: ...
     def recheck(self) -> None: ...
     def wait_attached(self, key: str, timeout_s: float) -> Grant | None: ...
 
@@ -250,6 +251,7 @@ class AnnotatedFrontend:
             self._uncompared = str(error)
             return
         self._uncompared = ""
+        self._look_at_names(listed)
         found = lost(listed, self._running_pods(), self.concerns_by_key, self._known)
         if found:
             self._observe()  # whose shares are whose is the kubelet's to say
@@ -258,6 +260,20 @@ class AnnotatedFrontend:
             if not self._sandboxes.knows(pod.id):
                 self.run_pod(pod)
             self._take_stock(pod, container)
+
+    def _look_at_names(self, listed: Inventory) -> None:
+        """Finds keys for containers that their pods don't have. All are known once those are made that the kubelet
+        shows: init containers, which it does not show, come first."""
+        made: dict[str, set[str]] = {}
+        for container in listed[1]:
+            made.setdefault(container.pod_id, set()).add(container.name)
+        for pod in listed[0]:
+            names = made.get(pod.id, set())
+            if not any(key.startswith(self._config.prefix) for key in pod.annotations):
+                continue
+            shown = self._keeper.containers_of(pod.namespace, pod.name)
+            if shown and names.issuperset(shown):
+                self._told.look_at_keys(pod, self._config.prefix, names)
 
     def _known(self, pod: Pod, container: Container) -> Allocation | None:
         ref = reference(pod, container)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import structs
 
 from deviceplugin import render
-from deviceplugin.nri.model import Container, Inventory, Pod
+from deviceplugin.nri.model import Container, ContainerState, Inventory, Pod
 from deviceplugin.plan.model import Allocation
 from mpsd.processes import PodProcess
 
@@ -32,7 +32,7 @@ def lost(
     found = []
     for container in listed[1]:
         pod = pods.get(container.pod_id)
-        if pod is None or not concerns(pod, container):
+        if container.state is not ContainerState.RUNNING or pod is None or not concerns(pod, container):
             continue
         own = [process for process in processes.get(pod.uid, ()) if _is_of(process, container)]
         if not own or any(process.unreadable for process in own):

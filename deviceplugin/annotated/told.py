@@ -36,6 +36,8 @@ class Told:
         self._refusing: dict[ContainerRef, Refusing] = {}
         self._findings: dict[str, tuple[str, tuple[Finding, ...]]] = {}
         """Pod UID -> its full name and what is wrong with its keys."""
+        self._containers: dict[str, frozenset[str]] = {}
+        """Pod UID -> names of all its containers, of pods with keys for a container that they don't have."""
         self.granted = self.refused = 0
         """Containers that were started with what they ask for; creations and starts that were refused."""
 
@@ -64,16 +66,27 @@ class Told:
         """It gets less than it asks for."""
         self._send(ref, "Normal", "GpuShareReduced", text)
 
-    def look_at_keys(self, pod: Pod, prefix: str) -> None:
-        """Finds keys that don't do what their author meant."""
-        found = findings(pod.annotations, prefix)
+    def look_at_keys(self, pod: Pod, prefix: str, containers: Collection[str] | None = None) -> None:
+        """Finds keys that don't do what their author meant.
+
+        Args:
+            containers: names of all containers of the pod, once they are known.
+        """
         with self._lock:
+            containers = self._containers.get(pod.uid) if containers is None else frozenset(containers)
+        found = findings(pod.annotations, prefix, containers)
+        with self._lock:
+            if found and containers is not None:
+                self._containers[pod.uid] = frozenset(containers)
             before = self._findings.pop(pod.uid, (pod.full_name, ()))[1]
             if found and len(self._findings) >= KEPT:
+                self._containers.pop(pod.uid, None)
                 return
             if found:
                 self._findings[pod.uid] = (pod.full_name, found)
-        for finding in found if found != before else ():
+        for finding in found:
+            if finding in before:
+                continue
             log.warning("an annotation has no effect", pod=pod.full_name, reason=str(finding))
             self._events.pod(pod.namespace, pod.name, pod.uid, "Warning", "GpuAnnotationIgnored", str(finding))
 
@@ -97,6 +110,7 @@ class Told:
 
     def _forget(self, gone: Callable[[str], bool]) -> None:
         with self._lock:
+            self._containers = {uid: names for uid, names in self._containers.items() if not gone(uid)}
             self._findings = {uid: found for uid, found in self._findings.items() if not gone(uid)}
             self._refusing = {ref: one for ref, one in self._refusing.items() if not gone(ref.pod_uid)}
 

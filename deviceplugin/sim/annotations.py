@@ -7,7 +7,7 @@ what is wrong with one is for the plugin's own contract to say.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, PORTION, REQUEST, findings, parse_key
+from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, PORTION, REQUEST, findings
 from deviceplugin.sim.pods import PodSpec, Role
 
 SCHEDULER = "kai-scheduler"
@@ -76,12 +76,12 @@ def target(pod: PodSpec) -> str:
 def wanting(pod: PodSpec, prefix: str = PREFIX) -> set[str]:
     """Containers whose author wants them limited, also by a key that is not read; the pod's target where it names no
     container of the pod."""
-    keys = (*pod.annotations, *(finding.nearest for finding in findings(pod.annotations, prefix)))
+    present = {container.name for container in pod.containers}
+    keys = (*pod.annotations, *(finding.nearest for finding in findings(pod.annotations, prefix, present)))
     parts = [split_key(key, prefix) for key in keys]
     named = {part[0] for part in parts if part is not None and part[1] in (REQUEST, LIMIT)}
     if not named and is_fractional(pod, prefix):
         named = {target(pod)}
-    present = {container.name for container in pod.containers}
     return {name if name in present else target(pod) for name in named}
 
 
@@ -124,13 +124,7 @@ def notes(
         for name in fractional
         if not scheduled and not (asked_of(pod.annotations, name, prefix).devices or "").strip()
     ]
-    odd = findings(pod.annotations, prefix)
-    found += map(str, odd)
-    told = {finding.key for finding in odd}
-    for key in pod.annotations:
-        parts = parse_key(key, prefix)
-        if parts is not None and parts[0] not in present and key not in told:
-            found.append(f"annotation {key} has no effect: the pod has no container {parts[0]}")
+    found += map(str, findings(pod.annotations, prefix, present))
     if not found and not any(c.resources for c in pod.containers) and not is_fractional(pod, prefix):
         found.append("asks for no extended resource and no fraction of a GPU: the plugin has no part in it")
     return found

@@ -104,6 +104,9 @@ class Node(World):
     def observe(self, newer_than_s: float = 0.0) -> bool:
         return self.keeper.observe(newer_than_s)
 
+    def containers_of(self, namespace: str, pod: str) -> frozenset[str]:
+        return self.keeper.containers_of(namespace, pod)
+
     def recheck(self) -> None:
         self.keeper.recheck()
 

@@ -46,8 +46,7 @@ UNKNOWN = (
         (f"{PREFIX}main.gpus.device", "no such key", f"{PREFIX}main.gpus.devices"),
         (f"{PREFIX}main.devices", "no such key", f"{PREFIX}main.gpus.devices"),
         (f"{PREFIX}main.gpu-compute.modes", "no such key", f"{PREFIX}main.gpu-compute.mode"),
-        (f"{PREFIX}main.gpu-compute.request", "no such key", f"{PREFIX}main.gpu-compute.portion"),
-        (f"{PREFIX}main.gpu-compute.percentage", "no such key", f"{PREFIX}main.gpu-compute.portion"),
+        (f"{PREFIX}main.gpu-compute.portions", "no such key", f"{PREFIX}main.gpu-compute.portion"),
         (f"{PREFIX}main.colour", UNKNOWN, ""),
         (f"{PREFIX}main", UNKNOWN, ""),
         # wrong case
@@ -59,6 +58,9 @@ UNKNOWN = (
         (f"{PREFIX}gpu-memory.limit", NONE_NAMED, f"{PREFIX}<container>.gpu-memory.limit"),
         (f"{PREFIX}.gpu-memory.limit", NONE_NAMED, f"{PREFIX}<container>.gpu-memory.limit"),
         ("nvidia.com/gpu-memory.limit", NONE_NAMED, f"{PREFIX}<container>.gpu-memory.limit"),
+        ("nvidia.com/gpu.memory", NONE_NAMED, f"{PREFIX}<container>.gpu-memory.limit"),
+        ("nvidia.com/gpumem", NONE_NAMED, f"{PREFIX}<container>.gpu-memory.limit"),
+        ("kai.scheduler/gpu-memory", NONE_NAMED, f"{PREFIX}<container>.gpu-memory.limit"),
         (f"{PREFIX}my.app.gpu-memory.limit", NO_LABEL, f"{PREFIX}<container>.gpu-memory.limit"),
         (f"{PREFIX}my_app.gpu-memory.limit", NO_LABEL, f"{PREFIX}<container>.gpu-memory.limit"),
         # prefix
@@ -82,6 +84,46 @@ def test_keys_meant_for_us(key: str, problem: str, nearest: str) -> None:
     meant = f"; did you mean {nearest}?" if nearest else ""
     assert (finding.problem, finding.nearest) == (f"is not read: {problem}{meant}", nearest)
     assert str(finding) == f'annotation "{key}" is not read: {problem}{meant}'
+
+
+@pytest.mark.parametrize("key", ["nvidia.com/gpu-fraction", "kai.scheduler/gpu-fraction", "nvidia.com/gpu.share"])
+def test_kais_fraction_has_no_domain(key: str) -> None:
+    assert "as a key of KAI's scheduler it is gpu-fraction" in str(the_finding(key))
+
+
+@pytest.mark.parametrize("suffix", ["request", "limit", "percentage", "fraction"])
+def test_a_share_of_compute_is_a_schedulers_to_write(suffix: str) -> None:
+    """KAI refuses its users `.gpu-compute.portion`; from 0.20 on they write `.gpu-compute.request`."""
+    finding = the_finding(f"{PREFIX}main.gpu-compute.{suffix}")
+    assert finding.nearest == "", "no version takes .portion from a user"
+    assert "KAI from 0.20 on makes it of .gpu-compute.request" in finding.problem
+    assert ("no such key" in finding.problem) is (suffix != "request")
+
+
+def test_a_share_of_compute_that_its_scheduler_acted_on_is_no_finding() -> None:
+    annotations = {
+        f"{PREFIX}main.gpu-compute.request": "0.5",
+        f"{PREFIX}main.gpu-compute.portion": "0.50",
+        f"{PREFIX}main.gpu-compute.mode": "sm-sharing",
+        MEANT_LIMIT: "1Gi",
+    }
+    assert findings(annotations, PREFIX) == ()
+
+
+@pytest.mark.parametrize(
+    ("containers", "problem"),
+    [
+        (None, ""),
+        (("main", "proxy"), ""),
+        (("mian",), f"the pod has no container main; did you mean {PREFIX}mian.gpu-memory.limit?"),
+        (("web", "db"), "the pod has no container main: it has db, web"),
+    ],
+)
+def test_keys_of_a_container_that_the_pod_does_not_have(containers: tuple[str, ...] | None, problem: str) -> None:
+    found = findings({MEANT_LIMIT: "1Gi"}, PREFIX, containers)
+    assert [finding.problem for finding in found] == ([f"has no effect: {problem}"] if problem else [])
+    mode = {f"{PREFIX}main.gpu-compute.mode": "sm-sharing"}
+    assert len(findings(mode, PREFIX, containers)) == bool(problem)
 
 
 def test_kais_portion_limit_under_our_prefix() -> None:

@@ -80,10 +80,34 @@ def test_what_a_runtime_has_is_read_over_cri(short_tmp: Path) -> None:
         pods, containers = cri.inventory(path)
     finally:
         server.close()
-    ((got,), (one,)) = (pods, containers)
+    assert [one.state for one in containers] == [ContainerState.RUNNING, ContainerState.CREATED]
+    ((got,), (one, _)) = (pods, containers)
     assert (got.id, got.uid, got.full_name, got.annotations) == (ASK.id, ASK.uid, ASK.full_name, ASK.annotations)
     assert one == Container(
         id=running.id, pod_id=ASK.id, name="main", state=ContainerState.RUNNING, annotations={"k": "v"}
     )
     with pytest.raises(cri.CriError):
         cri.inventory(path)
+
+
+def test_a_key_for_a_container_that_the_pod_does_not_have_is_told_once_all_are_made(node: Node) -> None:
+    odd = pod(keys("trianer", limit="8Gi"))
+    node.frontend.run_pod(odd)
+    node.kubelet.containers |= {("ns", "p", "trainer"): {}, ("ns", "p", "proxy"): {}}
+    node.keeper.observe()
+    made = [container(name, pod_id=odd.id, state=ContainerState.RUNNING) for name in ("setup", "trainer")]
+    for listed, told in ((made, False), ([*made, container("proxy", pod_id=odd.id)], True)):
+        node.listed = [odd], listed
+        node.now_s += COMPARE_S
+        node.frontend.tend()
+        assert bool(node.frontend.report.findings) is told
+    ((_, finding),) = node.frontend.report.findings[:1]
+    assert "the pod has no container trianer; did you mean nvidia.com/container.trainer.gpu-memory.limit?" in str(
+        finding
+    )
+    events = len(node.said.events)
+    node.now_s += COMPARE_S
+    node.frontend.tend()
+    node.frontend.synchronize([odd], [])
+    assert len(node.frontend.report.findings) == 2, "its limit and its devices"
+    assert len(node.said.events) == events, "told once"

@@ -114,7 +114,7 @@ def test_notes(annotations: dict[str, str], served: bool, reached: bool, expecte
         ("nvidia.com/container-main.gpu-memory.limit", f"is not read: keys begin with {P}"),
         (f"{P}main.gpu-memory.limits", "is not read: no such key"),
         (f"{P}main.gpus.devices", "has no effect without a memory key"),
-        (f"{P}other.gpus.devices", "has no effect without a memory key"),
+        (f"{P}other.gpus.devices", "has no effect: the pod has no container other"),
     ],
 )
 def test_a_key_that_is_odd_is_told_once_in_the_plugins_words(key: str, text: str) -> None:
