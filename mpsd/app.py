@@ -287,6 +287,7 @@ def methods(supervisor: Supervisor, terminator: Terminator, door: LimitDoor) -> 
         "limits": limits,
         "set_limits": set_limits,
         "replace": replace,
+        "confirm_indices": lambda _: supervisor.confirm_indices(),
         "terminate": terminate,
         "status": lambda _: _status(supervisor),
     }

@@ -74,7 +74,7 @@ def _resolve(members: Sequence[GpuRef], infos: Sequence[GpuInfo]) -> tuple[tuple
     found: dict[str, None] = {}
     missing: list[GpuRef] = []
     for ref in members:
-        uuid = next((info.uuid for info in infos if ref in (info.uuid, info.index)), None)
+        uuid = next((info.uuid for info in infos if info.is_named(ref)), None)
         if uuid is None:
             missing.append(ref)
         else:

@@ -9,6 +9,7 @@ from mpsd.daemon.namespaces import MAX_NAME, SERVER, Namespace, share_name, unit
 from mpsd.daemon.paths import SOCKET_PATH_MAX, DaemonDirs, base_environment, daemon_dirs
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.groups import Group, groups
+from mpsd.numbering import CONFIRM, is_excluded, is_stranger
 from mpsd.quantity import format_bytes
 from mpsd.shares import ShareSize, is_allowed, largest_limit_bytes, share_size, slot_count, usable_bytes
 from mpsd.snapshot import DesiredAllocation
@@ -173,7 +174,12 @@ def _not_shared(config: NodeConfig, group: Group, members: Sequence[GpuInfo], sp
 def _gpu_not_shared(config: NodeConfig, info: GpuInfo) -> str:
     if info.mig_enabled:
         return "MIG is enabled on it"
-    if not config.gpus.admits(info.uuid, info.index):
+    if is_stranger(config, info):
+        return (
+            f"it is new, and the config means another GPU by its index {info.index}: name GPUs by UUID there, or "
+            f"confirm the new numbers: {CONFIRM}"
+        )
+    if is_excluded(config, info):
         return "it is excluded by the config"
     if usable_bytes(info, config.memory_reserve_bytes) == 0:
         return (

@@ -84,9 +84,7 @@ def is_selected(resource: Resource, config: NodeConfig, group: Group, members: I
     """Whether selections admit the group to the resource, or the resource names it."""
     if resource.groups or group.declared:
         return group.name in resource.groups
-    return all(
-        config.gpus.admits(info.uuid, info.index) and resource.gpus.admits(info.uuid, info.index) for info in members
-    )
+    return all(config.gpus.admits(info) and resource.gpus.admits(info) for info in members)
 
 
 def for_annotated(config: NodeConfig, members: Iterable[GpuInfo]) -> bool:
@@ -94,7 +92,7 @@ def for_annotated(config: NodeConfig, members: Iterable[GpuInfo]) -> bool:
     annotations, members = config.annotations, tuple(members)
     if annotations is None or not members:
         return False
-    return all(config.gpus.admits(m.uuid, m.index) and annotations.gpus.admits(m.uuid, m.index) for m in members)
+    return all(config.gpus.admits(info) and annotations.gpus.admits(info) for info in members)
 
 
 def set_aside(config: NodeConfig, members: Iterable[GpuInfo]) -> bool:
@@ -102,7 +100,7 @@ def set_aside(config: NodeConfig, members: Iterable[GpuInfo]) -> bool:
     annotations = config.annotations
     if annotations is None or annotations.share:
         return False
-    return any(annotations.gpus.admits(member.uuid, member.index) for member in members)
+    return any(annotations.gpus.admits(info) for info in members)
 
 
 def burst_allowed(config: NodeConfig, group: Group, members: Iterable[GpuInfo], usable_bytes: int) -> bool:

@@ -5,6 +5,7 @@ daemons are gone and compute modes are back at the driver's default.
 """
 
 import threading
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.errors import TransientError
 from mpsd.gpu.model import ComputeMode
 from mpsd.log import get_logger
-from mpsd.ranges import Line, MpsProtocol, Name
+from mpsd.ranges import Count, Line, MpsProtocol, Name
 from mpsd.snapshot import Desired
 
 log = get_logger("mpsd")
@@ -32,7 +33,8 @@ class ChosenProtocol(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """The file. Keys are GPU UUIDs; `compute_modes` holds the mode found before ours was set."""
+    """The file. Keys are GPU UUIDs; `compute_modes` holds the mode found before ours was set, `numbering` the
+    index that means each GPU in the config."""
 
     version: int = VERSION
     boot_id: str
@@ -40,6 +42,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     compute_modes: dict[Name, ComputeMode] = {}
     desired: Desired = Desired()
     protocol: ChosenProtocol | None = None
+    numbering: dict[Name, Count] = {}
 
 
 class StateFile:
@@ -70,6 +73,11 @@ class StateFile:
         """Raises TransientError."""
         with self._lock:
             self._write(desired=desired)
+
+    def record_numbering(self, numbering: Mapping[str, int]) -> None:
+        """Remembers which GPU each index means over reboots, too. Raises TransientError."""
+        with self._lock:
+            self._write(numbering=dict(numbering))
 
     def record_protocol(self, chosen: ChosenProtocol) -> None:
         """Remembers it over reboots, too. Raises TransientError."""
@@ -102,7 +110,7 @@ def _load(path: str, boot_id: str) -> Saved:
         return Saved(boot_id=boot_id)
     if saved.boot_id == boot_id:
         return saved
-    return Saved(boot_id=boot_id, desired=saved.desired, protocol=saved.protocol)
+    return Saved(boot_id=boot_id, desired=saved.desired, protocol=saved.protocol, numbering=saved.numbering)
 
 
 def _flaw(saved: Saved) -> str:
@@ -110,4 +118,6 @@ def _flaw(saved: Saved) -> str:
         return f"it has version {saved.version}, and this mpsd knows version {VERSION}"
     if ComputeMode.UNKNOWN in saved.compute_modes.values():
         return "it has a compute mode that no GPU can be in"
+    if len(set(saved.numbering.values())) < len(saved.numbering):
+        return "it has two GPUs of one index"
     return ""

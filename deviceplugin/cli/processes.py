@@ -149,6 +149,33 @@ def replace(
         say(f"T{label[1:]} is being replaced; see: gpufrac daemons")
 
 
+@mpsd.command("confirm-indices", epilog="Example: gpufrac mpsd confirm-indices")
+@click.option("--yes", is_flag=True, help="Don't ask.")
+@node_options
+@failures
+def confirm_indices(config_path: str | None, run_root: str | None, output: str, *, yes: bool) -> None:
+    """Have the indices in the config mean the GPUs as the driver numbers them now.
+
+    When a GPU falls out or is replaced, the driver numbers the others anew. The config goes on to mean the GPUs of
+    before until this is confirmed, or until it names GPUs by UUID.
+    """
+    from mpsd.localapi.client import MpsdClient, call
+    from mpsd.numbering import moved
+
+    socket = f"{run_root_of(config_path, run_root)}/mpsd.sock"
+    gpus = MpsdClient(socket).snapshot().gpus
+    changes = moved(gpu.info for gpu in gpus)
+    if changes and not yes:
+        confirm(f"Have the config's indices mean other GPUs than before? {'; '.join(changes)}.")
+    call(socket, "confirm_indices", {}, object)
+    if output == "json":
+        print_json({"changes": changes, "indices": {gpu.info.uuid: gpu.info.index for gpu in gpus}})
+    elif changes:
+        click.echo(f"The config's indices mean what the driver says: {'; '.join(changes)}.")
+    else:
+        click.echo("The config's indices mean what the driver says already.")
+
+
 def _users(gpus: "Iterable[GpuStatus]") -> dict[int, str]:
     """The MPS clients on these GPUs, by PID."""
     return {c.pid: f"{c.pid} ({c.command})" for gpu in gpus for c in gpu.clients if c.mps}

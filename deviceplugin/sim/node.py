@@ -57,7 +57,7 @@ from mpsd.config.model import (
 )
 from mpsd.config.show import effective
 from mpsd.errors import ConfigError, GpufracError
-from mpsd.gpu.model import MIB, Mode
+from mpsd.gpu.model import MIB, GpuInfo, Mode
 from mpsd.localapi.client import MpsdClient, call
 from mpsd.lockfile import LockFileError, open_lock, try_lock
 from mpsd.sim.driver import KUBEPODS, SimulatedDriver
@@ -326,7 +326,8 @@ class SimulatedNode:
 
     def _for_annotated(self, uuid: str, index: int) -> bool:
         config = self.config.annotations
-        return self.config.gpus.admits(uuid, index) and (config is None or config.gpus.admits(uuid, index))
+        info = GpuInfo(uuid=uuid, index=index, name="", memory_total_bytes=0)
+        return self.config.gpus.admits(info) and (config is None or config.gpus.admits(info))
 
     @property
     def prefix(self) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from mpsd.gpu.model import MIB, Mode
+from mpsd.gpu.model import MIB, GpuInfo, Mode
 
 API_VERSION: Final = "gpufrac.dev/v1"
 KIND: Final = "NodeConfig"
@@ -123,9 +123,9 @@ class GpuSelection(msgspec.Struct, frozen=True, kw_only=True):
     include: tuple[GpuRef, ...] | None = None
     exclude: tuple[GpuRef, ...] = ()
 
-    def admits(self, uuid: str, index: int) -> bool:
-        included = self.include is None or uuid in self.include or index in self.include
-        return included and uuid not in self.exclude and index not in self.exclude
+    def admits(self, info: GpuInfo) -> bool:
+        included = self.include is None or any(info.is_named(ref) for ref in self.include)
+        return included and not any(info.is_named(ref) for ref in self.exclude)
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):

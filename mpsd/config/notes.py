@@ -1,13 +1,21 @@
 """What a valid config will not do, as far as it tells by itself (pure)."""
 
 from mpsd.config.model import AnnotationsConfig, AwayPolicy, GpuRef, NodeConfig, Resource
+from mpsd.numbering import named_indices
 
 
 def notes(config: NodeConfig) -> list[str]:
     """One sentence each. What only the node can tell is none."""
-    annotations = config.annotations
-    if annotations is None:
-        return []
+    found = []
+    if named := named_indices(config):
+        found.append(
+            f"GPUs are named by index ({', '.join(map(str, sorted(named)))}): the driver numbers them anew when one "
+            "falls out or is replaced; name them by UUID (`gpufrac gpus` shows it)"
+        )
+    return found + (_of_annotated(config, config.annotations) if config.annotations is not None else [])
+
+
+def _of_annotated(config: NodeConfig, annotations: AnnotationsConfig) -> list[str]:
     found = [
         f"{resource.name} will advertise 0: all of its GPUs are set aside for annotated pods (`annotations.gpus`); "
         "`annotations.share: true` lets resources use them, too"

@@ -35,7 +35,7 @@ class GpuHealth(StrEnum):
 
 
 class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of one GPU that do not change while the driver is loaded. Memory in bytes."""
+    """Facts of one GPU that do not change while the driver is loaded. Memory in bytes. `index` is the driver's."""
 
     uuid: Name
     index: Count
@@ -46,6 +46,13 @@ class GpuInfo(msgspec.Struct, frozen=True, kw_only=True):
     numa_node: int | None = None
     pci_bus_id: str = ""
     mig_enabled: bool = False
+    config_index: Count | msgspec.UnsetType | None = msgspec.UNSET
+    """The index that means it in the config: None where its own means another GPU there; not set: its own."""
+
+    def is_named(self, ref: int | str) -> bool:
+        """Whether an index or UUID in the config means this GPU."""
+        index = self.index if self.config_index is msgspec.UNSET else self.config_index
+        return ref in (self.uuid, index)
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):

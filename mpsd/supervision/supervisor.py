@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from mpsd import numbering
 from mpsd.config.model import NodeConfig
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon import process
@@ -29,7 +30,7 @@ from mpsd.daemon.logs.parse import LogEvent, ServerExited
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.errors import ConfigError, GpufracError, TransientError
 from mpsd.gpu.backend import GpuBackend
-from mpsd.gpu.model import ComputeMode, GpuHealth, GpuState, Inventory, Mode
+from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuState, Inventory, Mode
 from mpsd.groups import group_of
 from mpsd.log import get_logger
 from mpsd.plan import DaemonSpec, plan
@@ -38,6 +39,7 @@ from mpsd.state import StateFile
 from mpsd.supervision.computemode import Hold, fits, hold_for
 from mpsd.supervision.daemon import DaemonKeeper, Outside
 from mpsd.supervision.hardlimits import HardLimitsKeeper
+from mpsd.supervision.indices import Indices
 from mpsd.supervision.lanes import Lane
 from mpsd.supervision.limits import Job, LimitDesk
 from mpsd.supervision.mode import ModeKeeper
@@ -164,6 +166,7 @@ class Supervisor:
         self._stop: _Stop | None = None
         self._watcher = process.ExitWatcher(lambda identity: self._post(partial(self._on_exit, identity)))
         self._disk, self._protocol_lane = Lane("state"), Lane("protocol")
+        self._indices = Indices(state, self._disk)
         self._started_unix_s = time.time()
         self._instance = uuids.uuid4().hex[:12]
         self._published = Published(self._snapshot(generation=0))
@@ -263,6 +266,11 @@ class Supervisor:
             ConfigError: no such daemon, or it is to end anyway.
         """
         self._ask(partial(self._on_replace, name, reason, now))
+
+    def confirm_indices(self) -> None:
+        """Has the indices in the config mean what the driver says now. Raises TransientError while not all GPUs are
+        seen."""
+        self._ask(self._on_confirm_indices)
 
     def cleanup(self, timeout_s: float = 60.0) -> list[str]:
         """Ends every daemon, with clients or not, and leaves the GPUs as they were found. Nothing is started again
@@ -385,10 +393,29 @@ class Supervisor:
                 gpu.state = msgspec.structs.replace(
                     gpu.state, health=GpuHealth.LOST, reason="the driver no longer lists this GPU", processes=()
                 )
+        self._number()
         version = inventory.driver_version
         if version is not None and version != self._protocol_of:
             self._protocol_of = version
             self._ask_protocol()
+        self._replan()
+
+    def _number(self) -> None:
+        """Gives each GPU the index that means it in the config."""
+        self._indices.settle(self._config, self._listed())
+        for gpu in self._gpus.values():
+            gpu.state = msgspec.structs.replace(gpu.state, info=self._indices.of(gpu.state.info))
+
+    def _listed(self) -> list[GpuInfo]:
+        """All GPUs as the driver numbers them, lost ones last."""
+        states = sorted(self._inventory.gpus, key=lambda state: state.health is GpuHealth.LOST)
+        return [state.info for state in states]
+
+    def _on_confirm_indices(self) -> None:
+        if self._inventory.reason:
+            raise TransientError(f"cannot confirm the numbers of GPUs, as not all are seen: {self._inventory.reason}")
+        self._indices.confirm(self._listed())
+        self._number()
         self._replan()
 
     def _ask_protocol(self) -> None:
@@ -444,6 +471,7 @@ class Supervisor:
         self._config_error, self._config_restart_needed = "", ", ".join(fixed)
         if fixed:
             log.warning("config changed in part; the rest takes a restart of mpsd", rest=self._config_restart_needed)
+        self._number()
         self._replan()
 
     def _on_config_refused(self, error: str) -> None:
@@ -856,10 +884,18 @@ class Supervisor:
             warnings=(
                 *self._warnings,
                 *filter(None, [self._state.problem, never_seen(self._inventory.never_seen)]),
+                *self._misnamed(),
                 *self._nameless(),
                 *self._homeless(),
                 *self._hard_limits.warnings,
             ),
+        )
+
+    def _misnamed(self) -> Iterable[str]:
+        if self._inventory.reason or not self._gpus:
+            return ()  # not all are seen: one that is missing may only be late
+        return numbering.warnings(
+            self._config, self._indices.numbering, [gpu.state.info for gpu in self._gpus.values()]
         )
 
     def _homeless(self) -> Iterable[str]:
@@ -887,7 +923,7 @@ class Supervisor:
             health=gpu.state.health,
             reason=gpu.state.reason or gpu.mode.trouble,
             not_shared=not_shared,
-            excluded=not self._config.gpus.admits(gpu.uuid, gpu.state.info.index),
+            excluded=numbering.is_excluded(self._config, gpu.state.info),
             group=daemon.name,
             mode=applied.mode if applied is not None and held and fits(applied, gpu.state.compute_mode) else None,
             driver_compute_mode=gpu.state.compute_mode,

@@ -417,7 +417,7 @@ class AnnotatedPods(Node):
             for device in published.advertisement.devices:
                 if device.healthy and (name, device.id) not in held:
                     for gpu in inspection.view.groups[device.id.partition("::")[0]].members:
-                        assert not self.config.annotations.gpus.admits(gpu.uuid, gpu.index)
+                        assert not self.config.annotations.gpus.admits(gpu.info)
 
 
 AnnotatedPods.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -80,6 +80,7 @@ class FakeNode:
                 "terminate": self._terminate,
                 "replace": self._replace,
                 "cleanup": self._cleanup,
+                "confirm_indices": self.asked.append,
             },
         )
 
@@ -669,6 +670,25 @@ def test_cleanup_does_not_say_that_the_node_is_as_found_while_a_plugin_runs(node
     got = node.run("mpsd", "cleanup", "--yes")
     assert (got.exit_code, got.stderr) == (0, "")
     assert "The node is as it was found" in got.stdout
+
+
+def test_new_numbers_are_confirmed_by_somebody_who_was_told_them(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = node.run("mpsd", "confirm-indices")
+    assert (got.exit_code, got.stdout) == (0, "The config's indices mean what the driver says already.\n")
+    node.asked.clear()
+    node.change(1, info=structs.replace(node.gpus[1].info, config_index=2))
+    change = f"{uuid(1)} is 1 now and was 2"
+    got = node.run("mpsd", "confirm-indices")
+    assert (got.exit_code, node.asked) == (2, []), "nobody is there to ask"
+    questions = yes(monkeypatch)
+    got = node.run("mpsd", "confirm-indices")
+    assert (got.exit_code, node.asked) == (0, [{}])
+    assert questions == [f"Have the config's indices mean other GPUs than before? {change}."]
+    assert got.stdout == f"The config's indices mean what the driver says: {change}.\n"
+    got = node.run("mpsd", "confirm-indices", "--yes", "-o", "json")
+    assert json.loads(got.stdout)["changes"] == [change]
 
 
 @pytest.mark.parametrize("command", [["replace", "0"], ["cleanup", "--yes"]])

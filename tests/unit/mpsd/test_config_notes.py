@@ -12,8 +12,27 @@ from mpsd.config.model import (
     KubernetesConfig,
     NodeConfig,
 )
-from mpsd.config.notes import notes
+from mpsd.config.notes import notes as all_notes
 from tests.builders import config, fixed, resource, uuid
+
+
+def notes(cfg: NodeConfig) -> list[str]:
+    """All but the advice to name GPUs by UUID."""
+    return [text for text in all_notes(cfg) if "by index" not in text]
+
+
+@pytest.mark.parametrize("ref", [0, uuid(0)])
+def test_names_that_outlive_a_gpu_are_advised(ref: GpuRef) -> None:
+    pair = resource("p", fixed(8), groups=("pair0",))
+    annotations = AnnotationsConfig(gpus=selection((ref,)), enforcement=Enforcement.NONE)
+    for cfg in (
+        config(gpus=selection(None, ref)),
+        config(resource("a", fixed(8), gpus=selection((ref,)))),
+        config(pair, groups=(("pair0", (ref, uuid(7))),)),
+        config(annotations=annotations),
+    ):
+        advice = [text for text in all_notes(cfg) if "by UUID" in text]
+        assert [text.partition(":")[0] for text in advice] == ["GPUs are named by index (0)"] * isinstance(ref, int)
 
 
 def selection(include: tuple[GpuRef, ...] | None = None, *exclude: GpuRef) -> GpuSelection:

@@ -1,6 +1,7 @@
 """The loop over fakes: what goes in, which snapshot and which effects come out."""
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -231,17 +232,69 @@ def test_binding_and_its_end(calm: Bench, mode: Mode, compute_mode: ComputeMode)
     assert calm.backend.modes[ONE] is ComputeMode.DEFAULT
 
 
-def test_what_cannot_be_remembered_is_said_and_written_once_it_can_be(calm: Bench, short_tmp: Path) -> None:
+def test_what_cannot_be_remembered_is_said_and_written_once_it_can_be(
+    calm: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
     calm.until_daemon(ONE, DaemonState.READY)
-    (short_tmp / "state").write_text("in the way")
     wanted = bind(ONE, Mode.TIME_SLICING)
-    calm.supervisor.apply(wanted)
-    calm.until(lambda snapshot: any("cannot write" in warning for warning in snapshot.warnings))
-    (short_tmp / "state").unlink()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mpsd.records.replace_file", full)
+        calm.supervisor.apply(wanted)
+        calm.until(lambda snapshot: any("No space left" in warning for warning in snapshot.warnings))
     calm.supervisor.apply(wanted)  # the plugin says it again from time to time
     calm.until(lambda snapshot: not snapshot.warnings)
     assert calm.state.saved.desired == wanted
+
+
+def test_an_index_of_the_config_means_the_gpu_of_before_until_it_is_confirmed(short_tmp: Path, watchless: None) -> None:
+    """GPU 0 has fallen out at a boot, and the driver gives its number to the next: that one was kept out before."""
+    chosen = NodeConfig(
+        resources=(resource(),),
+        gpus=GpuSelection(include=(0, 1)),
+        mps=MpsConfig(run_root=f"{short_tmp}/run"),
+    )
+    zero, one, two = (f"GPU-{n}" for n in range(3))
+
+    def at(uuid: str, index: int) -> GpuState:
+        state = state_of(uuid)
+        return msgspec.structs.replace(state, info=msgspec.structs.replace(state.info, index=index))
+
+    def shared(snapshot: Snapshot) -> set[str]:
+        return {gpu.info.uuid for gpu in snapshot.gpus if not gpu.not_shared}
+
+    with running(Bench(short_tmp, CALM, chosen)) as bench:
+        bench.supervisor.inventory_changed(inventory(at(zero, 0), at(one, 1), at(two, 2)))
+        snapshot = bench.until(lambda s: len(s.gpus) == 3)
+        assert (shared(snapshot), snapshot.warnings) == ({zero, one}, ())
+    with running(Bench(short_tmp, CALM, chosen)) as bench:
+        bench.supervisor.inventory_changed(inventory(at(one, 0), at(two, 1)))
+        snapshot = bench.until(lambda s: len(s.gpus) == 2)
+        assert shared(snapshot) == {one}
+        moved, missing = snapshot.warnings
+        assert f"{one} is 0 now and was 1" in moved
+        assert f"{two} is 1 now and was 2" in moved
+        assert "gpufrac mpsd confirm-indices" in moved
+        assert missing.startswith(f"the config names GPU 0 ({zero}), which is not on this node: gpus.include")
+        new = "GPU-9"
+        bench.supervisor.inventory_changed(inventory(at(new, 0), at(one, 1), at(two, 2)))
+        snapshot = bench.until(lambda s: any(gpu.info.uuid == new for gpu in s.gpus))
+        (replaced,) = (gpu for gpu in snapshot.gpus if gpu.info.uuid == new)
+        assert "the config means another GPU by its index 0" in replaced.not_shared
+        bench.supervisor.inventory_changed(Inventory(driver_version="580.95.05", reason="GPU x: it hangs"))
+        bench.until(lambda s: "hangs" in s.reason)
+        with pytest.raises(TransientError, match="not all are seen"):
+            bench.supervisor.confirm_indices()
+        bench.supervisor.inventory_changed(inventory(at(new, 0), at(one, 1), at(two, 2)))
+        bench.until(lambda s: not s.reason)
+        bench.supervisor.confirm_indices()
+        snapshot = bench.until(lambda s: shared(s) == {new, one})
+        assert snapshot.warnings == ()
+    assert bench.state.saved.numbering == {new: 0, one: 1, two: 2}
 
 
 def test_a_mode_is_in_force_only_once_it_was_applied(calm: Bench) -> None:
