@@ -61,7 +61,7 @@ class NvmlBackend:
         self._idle = threading.Condition()
         self._listed: tuple[str, ...] = ()
         self._unnamed = 0
-        self._events_lock = threading.Lock()  # the event set, held while waiting on it
+        self._events_lock = threading.Lock()  # the event set, held while waiting on it, and to drop it
         self._events: Any = None
         self._events_of: tuple[str, ...] = ()
         self._event_devices: dict[int, str] = {}
@@ -89,7 +89,9 @@ class NvmlBackend:
         with self._idle:
             if not self._idle.wait_for(lambda: self._calls == 0, _IDLE_S):
                 return  # shutting NVML down under a hanging call is worse than leaving it open
-        self._drop_events()
+        # A waiting thread that comes now finds NVML closed, and drops the events as well: one of us at a time.
+        with self._events_lock:
+            self._drop_events()
         with suppress(self._nvml.NVMLError):
             self._nvml.nvmlShutdown()
 
@@ -209,10 +211,12 @@ class NvmlBackend:
         self._events_of, self._event_devices = uuids, devices
 
     def _drop_events(self) -> None:
-        if self._events is not None:
+        """With the events lock: a set that is freed twice, or under a wait, is a crash in the driver's library."""
+        events, self._events = self._events, None
+        self._events_of, self._event_devices = (), {}
+        if events is not None:
             with suppress(self._nvml.NVMLError):
-                self._nvml.nvmlEventSetFree(self._events)
-        self._events, self._events_of, self._event_devices = None, (), {}
+                self._nvml.nvmlEventSetFree(events)
 
     def _api(self) -> Any:
         if not self._initialised:
