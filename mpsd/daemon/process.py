@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from mpsd import processes
-from mpsd.daemon import adopt
+from mpsd.daemon import adopt, children
 from mpsd.daemon.adopt import PIPE_DIRECTORY, Candidate, DaemonIdentity, ProcessIdentity
 from mpsd.daemon.dirs import read_file
 from mpsd.daemon.paths import DaemonDirs
@@ -51,18 +51,26 @@ def run(
     """
     deadline_s = time.monotonic() + timeout_s
     command = text.decode(errors="replace").strip() or " ".join(arguments[1:])
+    pipe = subprocess.PIPE
     try:
-        child = subprocess.Popen(
+        with children.started(
             arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=pipe,
+            stdout=pipe,
             stderr=subprocess.STDOUT,
             env=dict(environment),
             cwd="/",
             process_group=0,
-        )
+        ) as child:
+            return _answer(child, command, text, deadline_s, timeout_s, max_bytes)
     except OSError as error:
         raise _cannot_run(arguments[0], error) from error
+
+
+def _answer(
+    child: "subprocess.Popen[bytes]", command: str, text: bytes, deadline_s: float, timeout_s: float, max_bytes: int
+) -> Completed:
+    """What a child says until it ends; afterwards it has ended in any case."""
     try:
         output = _exchange(child, text, deadline_s, max_bytes)
         return Completed(child.wait(max(0.05, deadline_s - time.monotonic())), output)
@@ -135,7 +143,7 @@ def start(
     except OSError as error:
         raise TransientError(f"cannot write {dirs.start_output}: {error.strerror}") from error
     try:
-        child = subprocess.Popen(
+        with children.started(
             arguments,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -144,14 +152,14 @@ def start(
             cwd="/",
             umask=0o022,
             start_new_session=True,
-        )
-        try:
-            returncode = child.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            raise TransientError(f"cannot start the MPS control daemon: not up within {timeout_s:g} s") from error
+        ) as child:
+            try:
+                returncode = child.wait(timeout_s)
+            except subprocess.TimeoutExpired as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+                raise TransientError(f"cannot start the MPS control daemon: not up within {timeout_s:g} s") from error
         if returncode != 0:
             said = os.pread(output, 2000, 0).decode(errors="replace")
             text = "; ".join(line.strip() for line in said.split("\n") if line.strip())[:300]
@@ -308,6 +316,7 @@ def kill_and_wait(victims: Callable[[], Sequence[ProcessIdentity | DaemonIdentit
             return [identity.pid for identity in alive]
         for identity in alive:
             _await_exit(identity, deadline_s)
+    children.reap()
     return []
 
 
@@ -396,4 +405,5 @@ class ExitWatcher:
                     self._poll.unregister(descriptor)
                     identity = self._watched.pop(descriptor)
                 os.close(descriptor)
+                children.reap()
                 self._on_exit(identity)

@@ -55,7 +55,8 @@ def pid_namespace_objection(proc: str = "/proc") -> str:
         return ""
     return (
         "cannot see the processes of other containers: mpsd is in a PID namespace of its own, so MPS knows their "
-        "clients as pid 0 and can neither tell them apart nor terminate one: set hostPID: true"
+        "clients as pid 0 and can neither tell them apart nor terminate one, whose a process on a GPU is stays "
+        "unknown, and daemons end with mpsd's container: set hostPID: true"
     )
 
 
