@@ -29,6 +29,8 @@ class Endpoint:
         self._frames = {serves: ttrpc.FrameDecoder(), calls: ttrpc.FrameDecoder()}
         self._newest_served = 0
         self._next_stream = 1
+        self.objection = ""
+        """Why we refused what the peer asked last, empty where we did not: a peer that leaves then leaves for that."""
 
     def feed(self, data: bytes) -> Received:
         """Takes in what the socket brought. Raises ProtocolError when the peer can't be understood any more."""
@@ -57,6 +59,7 @@ class Endpoint:
         try:
             data = ttrpc.encode_answer(answer)
         except ProtocolError as error:
+            self.objection = str(error)
             data = ttrpc.encode_answer(Answer(answer.stream, code=Code.RESOURCE_EXHAUSTED, text=str(error)))
         return mux.encode(self._serves, data)
 
@@ -76,10 +79,12 @@ class Endpoint:
             self._newest_served = frame.stream
             try:
                 received.requests.append(ttrpc.decode_request(frame))
+                self.objection = ""
             except ProtocolError as error:
                 self._object(frame, Code.INVALID_ARGUMENT, str(error), received)
 
     def _object(self, frame: Frame, code: Code, text: str, received: Received) -> None:
+        self.objection = text
         received.replies += self.answer(Answer(frame.stream, code=code, text=text))
 
     def _take_answer(self, frame: Frame, received: Received) -> None:

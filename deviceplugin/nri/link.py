@@ -91,9 +91,9 @@ class Link:
         except TimeoutError:
             return []
         except OSError as error:
-            raise self.end(f"the connection broke: {error.strerror or error}") from error
+            raise self.end(self._why_left(f"the connection broke: {error.strerror or error}")) from error
         if not data:
-            raise self.end("the other side closed the connection")
+            raise self.end(self._why_left("the other side closed the connection"))
         try:
             received = self._endpoint.feed(data)
         except ProtocolError as error:
@@ -106,6 +106,10 @@ class Link:
         if received.replies:
             self._send(bytes(received.replies))
         return received.requests
+
+    def _why_left(self, how: str) -> str:
+        objection = self._endpoint.objection
+        return f"{how}, after we refused what it sent: {objection}" if objection else how
 
     def begin(self, service: str, method: str, payload: bytes, timeout_s: float) -> PendingCall:
         """Sends a call; the timeout is told to the peer. Raises LinkError, and ProtocolError where it is too long."""

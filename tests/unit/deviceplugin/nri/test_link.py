@@ -146,3 +146,32 @@ def test_pumping_waits_no_longer_than_told() -> None:
         assert link.pump(-1.0) == []
         link.release()
         assert link.ended == "closed"
+
+
+def test_who_leaves_after_we_refused_something_leaves_for_that() -> None:
+    """A state of 6 MB is more than ttrpc carries: a runtime that is told so hangs up."""
+    one, other = socket.socketpair()
+    with other:
+        link = Link(one, serves=1, calls=2)
+        other.sendall(chunk(1, whole_frame(1, 1, length=6_000_000)))
+        assert link.pump(WAIT_S) == []
+        assert other.recv(1 << 16)
+        other.shutdown(socket.SHUT_WR)
+        with pytest.raises(LinkError, match=r"closed the connection, after we refused .* message of 6000000 bytes"):
+            link.pump(WAIT_S)
+        link.release()
+
+
+def test_what_was_refused_long_before_is_no_reason_to_leave() -> None:
+    one, other = socket.socketpair()
+    with other:
+        link = Link(one, serves=1, calls=2)
+        other.sendall(chunk(1, whole_frame(2, 1)) + chunk(1, whole_frame(3, 1)))
+        requests = []
+        while not requests:
+            requests = link.pump(WAIT_S)
+        other.shutdown(socket.SHUT_WR)
+        with pytest.raises(LinkError, match="the other side closed the connection$"):
+            while True:
+                link.pump(WAIT_S)
+        link.release()
