@@ -18,6 +18,7 @@ from typing import Any, Final
 from mpsd.errors import ConfigError, GpufracError, ProtocolError, TransientError
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
+from mpsd.localapi.seats import MAX_CONNECTIONS, Admission, Seats
 from mpsd.lockfile import open_lock, try_lock
 from mpsd.log import get_logger
 from mpsd.threads import GuardedThread
@@ -30,11 +31,13 @@ Params come from outside: convert them (msgspec.convert) or check them. A method
 
 MAX_PATH_BYTES: Final = 107
 """sun_path of sockaddr_un holds 108 bytes with the closing zero (unix(7))."""
-MAX_CONNECTIONS: Final = 64
 IDLE_S: Final = 60.0
 """A connection that brings no whole request in this time is closed."""
 _SEND_S: Final = 10.0
 _CLOSE_S: Final = 2.0
+_MADE_ROOM: Final = wire.encode_failure(
+    wire.BUSY, f"cannot keep a silent connection while more than {MAX_CONNECTIONS} are wanted"
+)
 _BIND_LOCK_S: Final = 5.0
 LOOK_S = 5.0
 """How often it is seen whether our socket is still there: cleaners of /run have taken it before."""
@@ -49,6 +52,8 @@ class LocalServer:
         self._path, self._methods, self._mode, self._idle_s = path, dict(methods), mode, idle_s
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, GuardedThread] = {}
+        self._seats: Seats[socket.socket] = Seats()
+        """Of `_lock`, as `_connections` is."""
         self._closing = threading.Event()
         self._listener: socket.socket | None = None
         """Of `_lock`, as `_identity` is."""
@@ -122,24 +127,34 @@ class LocalServer:
 
     def _admit(self, connection: socket.socket) -> None:
         connection.settimeout(_SEND_S)
-        uid = _peer_uid(connection)
-        with self._lock:
-            full = len(self._connections) >= MAX_CONNECTIONS
-            if not full and uid in (0, os.geteuid()):
-                thread = GuardedThread(partial(self._serve, connection), "localapi-peer")
-                try:
-                    thread.start()
-                    self._connections[connection] = thread
-                    return
-                except TransientError:  # the process may have no more threads
-                    full = True
-        if full:
+        pid, uid = _peer(connection)
+        if uid in (0, os.geteuid()):
+            if self._seat(connection, ours=is_ours(pid)):
+                return
             answer = wire.encode_failure(wire.BUSY, f"cannot serve more than {MAX_CONNECTIONS} connections at a time")
         else:
             answer = wire.encode_failure(wire.DENIED, f"cannot serve UID {uid}: only root may call, use sudo")
         with suppress(OSError):
             connection.send(answer, socket.MSG_DONTWAIT)
         connection.close()
+
+    def _seat(self, connection: socket.socket, *, ours: bool) -> bool:
+        """Serves it, if there is a place and a thread. Who has been silent longest has to leave for it."""
+        with self._lock:
+            admission = self._seats.admit(connection, time.monotonic(), ours=ours)
+            if admission.admitted:
+                thread = GuardedThread(partial(self._serve, connection), "localapi-peer")
+                try:
+                    thread.start()
+                    self._connections[connection] = thread
+                except TransientError:  # the process may have no more threads
+                    self._seats.leave(connection)
+                    admission = Admission(admitted=False, leaves=admission.leaves)
+            if admission.leaves is not None:  # under the lock: its thread closes it under it, too
+                with suppress(OSError):
+                    admission.leaves.send(_MADE_ROOM, socket.MSG_DONTWAIT)
+                _shut(admission.leaves, socket.SHUT_RDWR)
+        return admission.admitted
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -148,7 +163,14 @@ class LocalServer:
                 line = reader.line(time.monotonic() + self._idle_s)
                 if line is None:
                     return
-                answer = self._answer(line)
+                with self._lock:
+                    if not self._seats.asks(connection):
+                        return
+                try:
+                    answer = self._answer(line)
+                finally:
+                    with self._lock:
+                        self._seats.answered(connection, time.monotonic())
                 connection.settimeout(_SEND_S)
                 connection.sendall(answer)
         except ProtocolError as exc:
@@ -161,7 +183,8 @@ class LocalServer:
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
-            connection.close()
+                self._seats.leave(connection)
+                connection.close()
 
     def _answer(self, line: bytes) -> bytes:
         try:
@@ -263,10 +286,24 @@ def _identity(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _peer_uid(connection: socket.socket) -> int:
-    """UID of the process that connected, as the kernel saw it then (SO_PEERCRED, unix(7))."""
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """PID and UID of the process that connected, as the kernel saw them then (SO_PEERCRED, unix(7)). PID 0: one that
+    this PID namespace does not have."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return int(pid), int(uid)
+
+
+def is_ours(pid: int, proc: str = "/proc") -> bool:
+    """Whether a process is this one or runs our program, by its command line: for a place, never for a right."""
+    if pid == os.getpid():
+        return True
+    try:
+        with open(f"{proc}/{pid}/cmdline", "rb") as file:
+            words = file.read(4096).split(b"\0")[:4]
+    except OSError:
+        return False
+    return any(word.rpartition(b"/")[2] == b"gpufrac" or word == b"deviceplugin.cli.main" for word in words)
 
 
 def _shut(connection: socket.socket, how: int) -> None:

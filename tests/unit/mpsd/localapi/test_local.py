@@ -1,6 +1,7 @@
 """Server and client of the local API over a real socket."""
 
 import os
+import select
 import socket
 import stat
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpsd.errors import ConfigError, GpufracError, NotReachableError, ProtocolError
+from mpsd.errors import ConfigError, GpufracError, NotReachableError, ProtocolError, TransientError
+from mpsd.localapi import seats, wire
 from mpsd.localapi import server as server_module
-from mpsd.localapi import wire
 from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.server import LocalServer
 from mpsd.snapshot import Desired, GpuClient, GpuClients, Snapshot
 from tests.desired import allocation
-from tests.waiting import WAIT_S
+from tests.waiting import NEVER_S, WAIT_S, until
 
 
 class Owner:
@@ -35,6 +37,7 @@ class Owner:
         self.found: dict[str, GpuClients] = {}
         self.asked: dict[str, Any] = {}
         self.stopped = False
+        self.watching = 0
         self.waiting = threading.Event()
         self.changed = threading.Condition()
 
@@ -47,6 +50,10 @@ class Owner:
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
+
+    def until_watched(self, count: int) -> None:
+        """Waits until `watch` has been asked so often."""
+        until(lambda: self.watching == count)
 
     def methods(self) -> dict[str, Callable[[dict[str, Any]], object]]:
         return {
@@ -67,6 +74,7 @@ class Owner:
         known = (params["instance"], params["generation"])
         self.waiting.set()
         with self.changed:
+            self.watching += 1
             self.changed.wait_for(
                 lambda: self.stopped or (self.snapshot.instance, self.snapshot.generation) != known,
                 params["timeout_s"],
@@ -266,37 +274,92 @@ def test_silent_connections_end(path: str, owner: Owner) -> None:
         server.close()
 
 
-@pytest.mark.usefixtures("running")
-def test_connections_are_bounded(path: str) -> None:
-    held = []
-    try:
-        for _ in range(server_module.MAX_CONNECTIONS):
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            held.append(connection)
+@contextmanager
+def connections(path: str, request: bytes) -> Iterator[list[socket.socket]]:
+    """As many as there are places, each of which sent this."""
+    with ExitStack() as held:
+        made = []
+        for _ in range(seats.MAX_CONNECTIONS):
+            connection = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             connection.settimeout(WAIT_S)
             connection.connect(path)
-            connection.sendall(wire.encode_request("status", {}))
+            connection.sendall(request)
+            made.append(connection)
+        yield made
+
+
+@pytest.mark.usefixtures("running")
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize(
+    "request_", [b"", b'{"v":1,', wire.encode_request("status", {})], ids=["silent", "half", "idle"]
+)
+def test_who_holds_connections_in_silence_keeps_nobody_out(
+    request_: bytes, ours: bool, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "is_ours", lambda pid: ours)
+    with connections(path, request_) as held:
+        for connection in held if request_.endswith(b"\n") else ():
             assert connection.recv(1 << 16)
-        with pytest.raises(GpufracError, match="cannot serve more than 64 connections"):
+        for _ in range(3):
+            assert call(path, "status", None, dict[str, int])
+        left, _, _ = select.select(held, [], [], WAIT_S)
+        assert code_of(left[0].recv(1 << 16)) == wire.BUSY
+        assert left[0].recv(1) == b""
+
+
+def test_while_methods_run_on_all_places_some_are_kept_for_our_own(
+    path: str, owner: Owner, running: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounded all the same, for them too."""
+    monkeypatch.setattr(server_module, "is_ours", lambda pid: False)
+    request = wire.encode_request("watch", {"instance": "i", "generation": 1, "timeout_s": NEVER_S})
+    with connections(path, request):
+        owner.until_watched(seats.MAX_CONNECTIONS)
+        with pytest.raises(TransientError, match="cannot serve more than 64 connections"):
             call(path, "status", None, dict[str, int])
-    finally:
-        for connection in held:
-            connection.close()
+        monkeypatch.setattr(server_module, "is_ours", lambda pid: True)
+        assert call(path, "status", None, dict[str, int])
+        with ExitStack() as more:
+            for count in range(1, seats.KEPT + 1):
+                connection = more.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                connection.connect(path)
+                connection.sendall(request)
+                owner.until_watched(seats.MAX_CONNECTIONS + count)
+            with pytest.raises(TransientError, match="cannot serve more than 64 connections"):
+                call(path, "status", None, dict[str, int])
+        owner.stop()
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        (["python", "/usr/bin/gpufrac", "status"], True),
+        (["python", "-m", "deviceplugin.cli.main", "plugin"], True),
+        (["python", "/usr/bin/other", "status"], False),
+        (["grep", "-r", "-e", "x", "gpufrac"], False),
+    ],
+)
+def test_a_process_is_ours_by_its_command_line(words: list[str], ours: bool, tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "cmdline").write_bytes("\0".join([*words, ""]).encode())
+    assert server_module.is_ours(7, str(tmp_path)) == ours
+    assert not server_module.is_ours(8, str(tmp_path))
+    assert server_module.is_ours(os.getpid(), str(tmp_path))
 
 
 @pytest.mark.usefixtures("running")
 def test_other_users_are_denied(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_peer_uid", lambda _: os.geteuid() + 12345)
+    monkeypatch.setattr(server_module, "_peer", lambda _: (1, os.geteuid() + 12345))
     with pytest.raises(GpufracError, match=r"cannot serve UID .*: only root may call"):
         call(path, "status", None, dict[str, int])
     (line,) = raw(path, b"", half_close=False)
     assert code_of(line) == "denied"
 
 
-def test_peer_uid_is_the_kernels() -> None:
+def test_who_a_peer_is_the_kernel_says() -> None:
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
-        assert server_module._peer_uid(one) == os.geteuid()
+        assert server_module._peer(one) == (os.getpid(), os.geteuid())
 
 
 @pytest.mark.usefixtures("running")
