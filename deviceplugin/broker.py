@@ -18,6 +18,7 @@ from msgspec import structs
 from deviceplugin.drains import Drain, Drains, checked_reason
 from deviceplugin.holders import Holders
 from deviceplugin.ledger import Ledger, LedgerError
+from deviceplugin.offers import Offers
 from deviceplugin.owners import Pods
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
@@ -55,8 +56,6 @@ from mpsd.snapshot import Desired, DesiredAllocation, GpuStatus, HardLimits, Sna
 DAEMON_GRACE_S = 10.0
 """How long a daemon (or mpsd) may be away before free shares turn Unhealthy: a restart takes about a second."""
 GRANT_REST_S = 0.01
-OFFER_REST_S = 1.0
-"""How long after a grant the units on offer stay on their GPU, so that a pod's next container finds them there."""
 EMPTY = Advertisement(())
 
 
@@ -108,7 +107,7 @@ class Broker:
         self._driver_version: str | None = None
         self._kind_trouble: dict[str, str] = {}
         self._generation = 0
-        self._granted_at: dict[str, float] = {}
+        self._offers = Offers()
         self._lists: dict[str, Published] = {}
         self._view = NodeView(gpus={}, groups={}, resources={})
         self._dirty = self._urgent = True
@@ -181,7 +180,9 @@ class Broker:
             self._accounts.add(outcome)
             if outcome.delivery is Delivery.BOTH:  # a runtime without CDI waits for no file
                 self._holders.may_start((outcome,))
-            self._granted_at[resource] = self._monotonic()
+            self._offers.granted(resource, outcome.group, self._monotonic())
+            if self._published(resource).advertisement.offer not in (None, outcome.group):
+                self._publish()  # it has moved while this pod is admitted: back, before its next container asks
             self._note_vacated()
             self._mark_dirty(urgent=False)
         return outcome
@@ -895,14 +896,14 @@ class Broker:
         now_s = self._monotonic()
         for name, view in self._view.resources.items():
             before = self._published(name)
-            resting = now_s - self._granted_at.get(name, -OFFER_REST_S) < OFFER_REST_S
-            offer = before.advertisement.offer if resting else None
+            offer = self._offers.kept(name, before.advertisement.offer, now_s)
             advertisement = advertise(view, self._view, self._accounts, offer)
             if before.generation == 0 or advertisement.devices != before.advertisement.devices:
                 self._lists[name] = Published(before.generation + 1, advertisement)
                 changed = True
             else:
                 self._lists[name] = Published(before.generation, advertisement)
+        self._offers.published(now_s)
         for name in self._lists.keys() - self._view.resources.keys():
             before = self._lists[name]
             if before.advertisement.devices:
@@ -920,7 +921,7 @@ class Broker:
     def _next_deadline_s(self) -> float | None:
         now_s = self._monotonic()
         ends = [since_s + DAEMON_GRACE_S for _, since_s in self._trouble_since.values()]
-        ends += [at_s + OFFER_REST_S for at_s in self._granted_at.values()]
+        ends += self._offers.next_s(now_s)
         return min((end - now_s for end in ends if end > now_s), default=None)
 
 

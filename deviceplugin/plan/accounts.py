@@ -119,6 +119,10 @@ class Accounts:
         """What a share counts on a GPU now, 0 when it is free."""
         return _held_bytes(self._by_share.get((resource, share), ()), gpu)
 
+    def is_held(self, resource: str, share: str) -> bool:
+        """Whether a live allocation has the share."""
+        return (resource, share) in self._by_share
+
     def held_groups(self) -> dict[str, tuple[str, ...]]:
         """The groups that live allocations were granted on, each with its GPUs."""
         return {allocation.group: allocation.gpus for allocation in self._by_key.values() if allocation.group}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from deviceplugin import ids
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.advertise import client_room
+from deviceplugin.plan.advertise import client_room, free_fit
 from deviceplugin.plan.enforcement import conflict, soft_bytes
 from deviceplugin.plan.model import (
     Allocation,
@@ -44,7 +44,7 @@ def plan(
         force: plan without asking for room or mode: the kubelet already runs this container and we take it as it is.
     """
     wanted = tuple(sorted(device_ids))
-    if refusal := _bad_request(view, node, wanted):
+    if refusal := _bad_request(view, node, accounts, wanted):
         return refusal
     name = ids.group_of(wanted[0])
     group = node.groups.get(name)
@@ -60,6 +60,8 @@ def plan(
         refusal = _no_room(view, group, node, accounts, wanted, size.request_bytes)
         if refusal is not None:
             return refusal
+        if unlisted := [share for share in wanted if not _is_known(view, accounts, share)]:
+            return _invalid(view, f"{unlisted[0][:80]!r} is none of its shares: ask for one that this node lists")
     count = len(wanted)
     given = view.enforcement_on(name)
     return Allocation(
@@ -86,7 +88,12 @@ def plan(
     )
 
 
-def _bad_request(view: ResourceView, node: NodeView, wanted: tuple[str, ...]) -> Refusal | None:
+def _is_known(view: ResourceView, accounts: Accounts, share: str) -> bool:
+    """Whether a share is listed, or held since it was."""
+    return share in view.group_of or accounts.is_held(view.name, share)
+
+
+def _bad_request(view: ResourceView, node: NodeView, accounts: Accounts, wanted: tuple[str, ...]) -> Refusal | None:
     if not wanted:
         return _invalid(view, "the request names no device")
     if len(set(wanted)) != len(wanted):
@@ -102,8 +109,8 @@ def _bad_request(view: ResourceView, node: NodeView, wanted: tuple[str, ...]) ->
     if len(groups) > 1:
         return _invalid(
             view,
-            f"all {len(wanted)} units of a container must lie on one GPU, but the kubelet chose {len(groups)} GPUs: "
-            f"ask for fewer units; {_most_free(view)}",
+            f"all {len(wanted)} units of a container must lie on one GPU, but the kubelet chose units of "
+            f"{len(groups)} GPUs: {_whole(view, node, accounts, wanted)}",
         )
     return None
 
@@ -200,9 +207,18 @@ def _smaller(view: ResourceView, node: NodeView, group: str, free_bytes: int) ->
     return f"ask for {other.name} ({format_bytes(size)})"
 
 
-def _most_free(view: ResourceView) -> str:
-    largest = max((len(all_ids) for all_ids in view.device_ids.values()), default=0)
-    return f"one GPU of this node holds at most {largest}"
+def _whole(view: ResourceView, node: NodeView, accounts: Accounts, wanted: tuple[str, ...]) -> str:
+    """What to do where a container's units came from several GPUs. Those that its pod's init containers have are free
+    again when the pod is gone."""
+    room = 0
+    for name in view.device_ids:
+        again = sum(1 for share in wanted if view.group_of.get(share) == name and accounts.is_held(view.name, share))
+        room = max(room, free_fit(view, node.groups[name], accounts)[0] + again)
+    if room >= len(wanted):
+        return "what was on offer changed while its pod was admitted; create the pod again, one GPU has room for it"
+    if room:
+        return f"no GPU has that many free: ask for at most {room}, or wait for an allocation to end"
+    return "no GPU has any free now: wait for an allocation to end, or use another node"
 
 
 def _invalid(view: ResourceView, text: str) -> Refusal:

@@ -61,6 +61,30 @@ def test_units_on_two_gpus_are_refused() -> None:
     assert "one GPU" in text
 
 
+@pytest.mark.parametrize(
+    ("held", "advice"),
+    [(1, "create the pod again"), (77, "at most 2"), (79, "wait for an allocation to end")],
+)
+def test_advice_for_units_on_two_gpus_can_be_followed(held: int, advice: str) -> None:
+    accounts = Accounts()
+    for gpu in (0, 1):
+        accounts.add(allocation("b", device_id(uuid(gpu), 0), gib=held))
+    ids = [device_id(uuid(gpu), n) for n in range(3) for gpu in (0, 1)]
+    assert advice in refused(ask("u", *ids, accounts=accounts), RefusalCode.INVALID)
+
+
+@pytest.mark.parametrize("slot", ["01", "79", "999999", "00"])
+def test_a_share_that_was_never_listed_is_refused(slot: str) -> None:
+    text = refused(ask("u", f"{uuid(0)}::{slot}"), RefusalCode.INVALID)
+    assert "none of its shares" in text
+
+
+def test_a_share_that_is_held_may_be_asked_for_although_the_config_lists_it_no_longer() -> None:
+    accounts = Accounts()
+    accounts.add(allocation("u", device_id(uuid(0), 500), gib=1))
+    assert isinstance(ask("u", device_id(uuid(0), 500), device_id(uuid(0), 1), accounts=accounts), Allocation)
+
+
 def test_a_full_gpu_says_what_is_free_and_what_would_fit() -> None:
     accounts = Accounts()
     accounts.add(allocation("big", device_id(uuid(0), 0), gib=40))
