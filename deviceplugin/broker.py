@@ -793,6 +793,13 @@ class Broker:
             gpus = {gpu.info.uuid: gpu for gpu in self._gpus}
             return self._absence or start_objection(found, gpus, self._hard)
 
+    def lost(self, gpus: Iterable[str]) -> set[str]:
+        """Which of these GPUs are gone: lost, or not there at all since mpsd has shown everything."""
+        with self._lock:
+            health = {status.info.uuid: status.health for status in self._gpus}
+            gone = GpuHealth.LOST if self._complete else None
+            return {gpu for gpu in gpus if health.get(gpu, gone) is GpuHealth.LOST}
+
     def is_idle(self, gpu: str) -> bool:
         """Whether nobody holds anything on a GPU."""
         with self._lock:

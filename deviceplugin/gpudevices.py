@@ -6,13 +6,16 @@ the specs in /var/run/cdi come back late. Where memory limits can be hard, a kin
 comes first; kinds are of allocations, so a better one serves new ones.
 """
 
+import contextlib
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from cdi.registry import GPU_KINDS, Registry, find_gpu_kind
+from deviceplugin import render
 from deviceplugin.broker import Broker
 from deviceplugin.plan.model import newer
 from mpsd.config.model import GpuDevices
@@ -23,6 +26,8 @@ log = get_logger("plugin")
 
 RESCAN_S = 30.0
 STATIC_DIRECTORY = "/etc/cdi"
+OURS = f"{render.VENDOR}-{render.CLASS}_"
+"""How the names of our own specs begin."""
 RUNTIME = ""
 """Stands for a CDI kind: the nvidia runtime makes the devices."""
 
@@ -96,6 +101,7 @@ class DeviceChooser:
         self._toolkit_hooks = True if RUNTIME in before.hooked else None
         self.choice = before
         self._next_s = 0.0
+        self._specs: frozenset[tuple[str, int, int]] | None = None
         self._asked = False
         self._lock = threading.Lock()
 
@@ -121,8 +127,22 @@ class DeviceChooser:
         self.choice = choice
         self._broker.set_gpu_kind(choice.kind, choice.trouble, choice.hooked)
 
+    def specs_changed(self) -> bool:
+        """Whether others' files in the CDI directories are other ones than when asked last; a look is due then. After a
+        reboot specs come back when this process already runs."""
+        now = frozenset(
+            found
+            for directory in (STATIC_DIRECTORY, self._broker.config.cdi.directory)
+            for found in _specs_of_others(directory)
+        )
+        before, self._specs = self._specs, now
+        if before is None or before == now:
+            return False
+        self._next_s = 0.0
+        return True
+
     def choose_if_due(self) -> None:
-        """Looks again after RESCAN_S: specs come and go with driver updates."""
+        """Looks again after RESCAN_S, or once specs have changed: they come and go with driver updates."""
         if time.monotonic() < self._next_s and self._asked:
             return
         self._asked = True
@@ -130,3 +150,15 @@ class DeviceChooser:
         with self._lock:
             self._toolkit_hooks = hooks
         self.choose()
+
+
+def _specs_of_others(directory: str) -> Iterator[tuple[str, int, int]]:
+    """Path, inode and time of change of each file that is not ours."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.endswith((".json", ".yaml")) and not entry.name.startswith(
+                f"{render.VENDOR}-{render.CLASS}_"
+            ):
+                with contextlib.suppress(OSError):  # gone just now
+                    status = entry.stat()
+                    yield entry.path, status.st_ino, status.st_mtime_ns

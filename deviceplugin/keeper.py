@@ -19,15 +19,15 @@ from cdi.writer import Applied
 from deviceplugin import ids, render
 from deviceplugin.broker import Broker
 from deviceplugin.enforced import EnforcementCheck
+from deviceplugin.foreign import InitHolders, foreign_holders, reservations
 from deviceplugin.hardlimits import LimitKeeper, LimitState, MarkedCgroup
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
-from deviceplugin.lastowners import LastOwners, living
+from deviceplugin.lastowners import LastOwners
 from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
 from deviceplugin.plan.start import Grant, Way
 from deviceplugin.presence import Holder, Observation, Shares
-from mpsd.config.model import AnnotationsConfig
 from mpsd.errors import GpufracError
 from mpsd.log import get_logger
 from mpsd.processes import PodProcess
@@ -167,6 +167,7 @@ class Keeper:
             pod_processes=pod_processes,
             pod_exists=self._pod_exists,
         )
+        self._init_holders = InitHolders()
         self._foreign: dict[str, str] = {}
         self._resent: set[str | Shares] = set()
         self._ledger_error = ""
@@ -174,6 +175,8 @@ class Keeper:
         self._kubelet_socket = kubelet_socket
         self._kubelet_seen: int | None = None
         self._adoption_refused: dict[Shares, str] = {}
+        self._removed: frozenset[str] = frozenset()
+        """Of the pods that hold something, those that were gone at the last look."""
         self._threads = [
             GuardedThread(self._attach_loop, "attacher"),
             GuardedThread(self._observe_loop, "observer"),
@@ -408,11 +411,13 @@ class Keeper:
                 return False  # whose answer it was can't be told
             self._note_kubelet("")
             entries, self.report.checkpoint_error = self._read_checkpoint()
-            holders = {uid for uids in self._broker.pods().values() for uid in uids}
-            seen = observation(containers, entries, self._pod_exists, holders)
+            seen = observation(containers, entries, self._pod_exists, self._holding_pods())
+            self._removed = seen.removed
             uuids = {gpu.info.uuid for gpu in self._broker.gpus()}
             reserved = reservations(containers, self._broker.config.annotations, uuids)
-            foreign = foreign_holders(containers, self._broker.resource_names(), uuids, reserved)
+            ours = self._broker.resource_names()
+            by_init = self._init_holders.look(seen, ours, uuids - reserved.keys())
+            foreign = {**by_init, **foreign_holders(containers, ours, uuids, reserved)}
             self._note_foreign(foreign)
             self.report.stale = stale_shares(seen, entries or (), self._broker.resource_names())
             self._broker.observe_kubelet(seen, foreign, judged, frozenset(reserved))
@@ -441,7 +446,24 @@ class Keeper:
             return None, str(error)
 
     def _pod_exists(self, uid: str) -> bool:
-        return "/" not in uid and uid not in ("", ".", "..") and os.path.isdir(os.path.join(self._pods_directory, uid))
+        """Whether the kubelet has a directory of the pod. What can't be looked at may be there."""
+        if "/" in uid or uid in ("", ".", ".."):
+            return False
+        try:
+            os.stat(os.path.join(self._pods_directory, uid))
+        except FileNotFoundError:
+            return not os.path.isdir(self._pods_directory)
+        except OSError:
+            return True
+        return True
+
+    def _holding_pods(self) -> set[str]:
+        return {uid for uids in self._broker.pods().values() for uid in uids}
+
+    def hint_pods(self) -> None:
+        """Something may have changed about pods: looks at the kubelet soon if one that holds something is gone."""
+        if any(not self._pod_exists(uid) for uid in self._holding_pods() - self._removed):
+            self.look()
 
     def _note_kubelet(self, error: str) -> None:
         if error != self.report.kubelet_error and error:
@@ -482,7 +504,9 @@ class Keeper:
         blocked: dict[str, str] = {}
         if going:
             uuids = sorted({gpu for allocation in going for gpu in allocation.gpus})
-            clients = self._look_up(uuids, PRESSED_CLIENTS_S if pressed else CLIENTS_S)
+            lost = self._broker.lost(uuids)
+            there = [uuid for uuid in uuids if uuid not in lost]
+            clients = self._look_up(there, PRESSED_CLIENTS_S if pressed else CLIENTS_S) if there else {}
             for allocation in going:
                 if reason := self._release(allocation, clients, pressed=pressed):
                     blocked[allocation.key] = reason
@@ -498,7 +522,7 @@ class Keeper:
 
     def _release(self, allocation: Allocation, clients: Mapping[str, GpuClients], *, pressed: bool) -> str:
         """Releases one allocation; why it stays, or nothing."""
-        unknown, alive = living(allocation.gpus, clients, {allocation.key}, self._broker.pods())
+        unknown, alive = self._last_owners.of(allocation, clients)
         if unknown:
             return f"mpsd can't say whether its processes live: {unknown}"
         if alive:
@@ -521,7 +545,7 @@ class Keeper:
     def _resend_for_stale(self) -> None:
         """Has the kubelet rewrite its checkpoint once for entries that only the checkpoint keeps alive, or that are of
         pods that are gone."""
-        stale: set[str | Shares] = {*self._broker.checkpoint_only(), *self.report.stale}
+        stale: set[str | Shares] = {*self._broker.checkpoint_only(), *self.report.stale, *self._init_holders.entries}
         if stale - self._resent:
             self._broker.resend()
         self._resent = stale
@@ -596,45 +620,3 @@ def missing_records(
 
 def _are_ours(device_ids: tuple[str, ...]) -> bool:
     return all(ids.SEPARATOR in identifier for identifier in device_ids)
-
-
-def foreign_holders(
-    containers: Containers, ours: list[str], gpus: set[str], reserved: Mapping[str, str]
-) -> dict[str, str]:
-    """GPUs that other resources' devices name: GPU -> reason (pure).
-
-    Args:
-        reserved: GPUs that are held for annotated pods, and by which pod.
-    """
-    mine = set(ours)
-    reasons: dict[str, str] = {}
-    for (namespace, pod, _), by_resource in containers.items():
-        holder = f"{namespace}/{pod}"
-        for resource, device_ids in by_resource.items():
-            for uuid in _gpus_of(device_ids, gpus) if resource not in mine else ():
-                if reserved.get(uuid) != holder:
-                    reasons[uuid] = f"pod {holder} holds it through {resource}"
-    return reasons
-
-
-RESERVATION_POD = "gpu-reservation-"
-"""How KAI's binder begins the names of its reservation pods (KAI Scheduler 0.17, docs/gpu-sharing)."""
-
-
-def reservations(containers: Containers, config: AnnotationsConfig | None, gpus: set[str]) -> dict[str, str]:
-    """GPUs that KAI's reservation pods hold for annotated pods: GPU -> pod (pure). Only its binder makes pods in that
-    namespace."""
-    if config is None:
-        return {}
-    return {
-        uuid: f"{namespace}/{pod}"
-        for (namespace, pod, _), by_resource in containers.items()
-        if namespace == config.reservation_namespace and pod.startswith(RESERVATION_POD)
-        for device_ids in by_resource.values()
-        for uuid in _gpus_of(device_ids, gpus)
-    }
-
-
-def _gpus_of(device_ids: Iterable[str], gpus: set[str]) -> Iterable[str]:
-    """The GPUs that devices of any plugin name."""
-    return (uuid for device_id in device_ids if (uuid := device_id.partition(ids.SEPARATOR)[0]) in gpus)

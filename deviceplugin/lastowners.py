@@ -54,6 +54,21 @@ class LastOwners:
                 held_back[allocation.key] = f"pid {alive} of the share's last owner still runs and may use the GPU"
         return held_back
 
+    def of(self, allocation: Allocation, clients: Mapping[str, GpuClients]) -> tuple[str, str]:
+        """Of an allocation whose pod is gone: why it can't be told, and the PIDs (some, as text) of its processes.
+
+        A GPU that is lost tells nothing of its processes and gives nobody its memory: there the node's processes tell.
+        """
+        pods = self._broker.pods()
+        lost = self._broker.lost(allocation.gpus)
+        there = [gpu for gpu in allocation.gpus if gpu not in lost]
+        unknown, alive = living(there, clients, {allocation.key}, pods)
+        if not lost or unknown or alive:
+            return unknown, alive
+        of_pods = self._pod_processes().items()
+        mine = [p for uid, found in of_pods for p in found if uid in pods[allocation.key] or p.marker == allocation.key]
+        return "", ", ".join(str(process.pid) for process in mine if process.name != PAUSE)
+
     def _still_ending(self, pod_uids: Collection[str]) -> str:
         """PIDs (some, as text) of pods that the kubelet has given up and not cleaned up after: a process of theirs that
         holds no memory of a GPU now may take some yet."""

@@ -8,7 +8,8 @@ kubelet has removed is gone all the same, whatever a runtime forgets to tell.
 from collections.abc import Collection
 
 GONE_S = 15.0
-"""How long a pod must be gone before what it held is released: the kubelet may make its sandbox anew."""
+"""How long a pod must be gone before what it held is released, while its directory is there: the kubelet may make its
+sandbox anew."""
 
 
 class PodPresence:
@@ -64,8 +65,9 @@ class PodPresence:
         Args:
             pressed: a request is about to be refused: the grace need not pass.
         """
+        ended = self._removed & self._seen  # a directory that was there goes last: nothing is made anew
         return {
             uid
             for uid, since_s in self._gone_since_s.items()
-            if (self.heard or uid in self._removed) and (pressed or now_s - since_s >= GONE_S)
+            if (self.heard or uid in self._removed) and (pressed or uid in ended or now_s - since_s >= GONE_S)
         }

@@ -296,6 +296,9 @@ class Services:
             self._kubelet_seen = now
             self._keeper.look()
         self._sessions.hint()
+        self._keeper.hint_pods()
+        if self._devices.specs_changed():
+            self._keeper.look()  # and choose
 
     def _watch_mpsd(self) -> None:
         instance, generation, answering = "", -1, True

@@ -1,5 +1,6 @@
 """Which CDI kind gives containers their GPUs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from msgspec import structs
 
 from cdi.model import ContainerEdits, Device, Hook, Spec
 from cdi.registry import MEMORY_HOOK, Registry
+from deviceplugin import gpudevices
 from deviceplugin.gpudevices import RUNTIME, Choice, DeviceChooser, choose
 from deviceplugin.plan.model import HardAbility
 from deviceplugin.toolkit import Toolkit
@@ -121,4 +123,31 @@ def test_a_toolkit_is_not_asked_on_the_way_to_a_registration(short_tmp: Path) ->
     for _ in range(2):
         chooser.choose_if_due()
     assert (asked, chooser.choice.hooked) == ([True], frozenset({RUNTIME}))
+    world.ledger.close()
+
+
+def test_specs_of_others_that_come_late_are_read_soon(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reboot they are made when we already run; our own files come and go with every pod."""
+    monkeypatch.setattr(gpudevices, "STATIC_DIRECTORY", str(short_tmp / "not-there"))
+    world = World(short_tmp, structs.replace(CONFIG, cdi=CdiConfig(directory=str(short_tmp / "cdi"))))
+    (short_tmp / "cdi").mkdir()
+    scans: list[int] = []
+
+    def scan(directories: Sequence[str]) -> Registry:
+        scans.append(1)
+        return Registry()
+
+    chooser = DeviceChooser(world.broker, scan, Choice(""))
+    chooser.choose_if_due()
+    before = len(scans)
+    assert not chooser.specs_changed(), "nothing to compare with yet"
+    (short_tmp / "cdi" / "gpufrac.dev-allocation_0123.json").write_text("{}")
+    assert not chooser.specs_changed()
+    chooser.choose_if_due()
+    assert len(scans) == before
+    (short_tmp / "cdi" / "nvidia.yaml").write_text("")
+    assert chooser.specs_changed()
+    chooser.choose_if_due()
+    assert len(scans) == before + 1
+    assert not chooser.specs_changed()
     world.ledger.close()

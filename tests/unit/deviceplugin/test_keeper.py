@@ -11,8 +11,9 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.attention import attention
 from deviceplugin.broker import DAEMON_GRACE_S
 from deviceplugin.cli.node import missing_shares
+from deviceplugin.foreign import foreign_holders, reservations
 from deviceplugin.ids import device_id
-from deviceplugin.keeper import Keeper, foreign_holders, reservations
+from deviceplugin.keeper import Keeper
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.kubelet.servicer import DevicePlugin

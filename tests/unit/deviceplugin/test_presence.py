@@ -97,3 +97,61 @@ def test_without_a_checkpoint_nothing_is_believed_gone() -> None:
     presence.observe([A], Observation({}, None), 10)
     presence.observe([A], Observation({}, None), 1000)
     assert presence.releasable(1000) == set()
+
+
+KNOWN = Observation({SHARES: Holder("ns", "pod", "c")}, {SHARES: Holder("ns", "pod", "c", "uid-1", A.key)})
+REMOVED = Observation({}, {}, removed=frozenset({"uid-1"}))
+
+
+def test_what_is_proven_to_have_ended_goes_at_once() -> None:
+    """The directory of a pod goes after its containers, and its UID never comes back."""
+    presence = Presence()
+    presence.observe([A], KNOWN, 0)
+    presence.observe([A], REMOVED, 1)
+    assert presence.vacated() == presence.releasable(1) == {A.key}
+
+
+def test_also_for_a_young_kubelet() -> None:
+    presence = Presence()
+    presence.observe([A], KNOWN, 0)
+    presence.kubelet_restarted([A], 1)
+    presence.observe([A], REMOVED, 2)
+    assert presence.releasable(2) == {A.key}
+
+
+def test_what_only_pod_resources_says_keeps_its_grace() -> None:
+    presence = Presence()
+    presence.observe([A], LISTED, 0)  # the UID of its pod is not known
+    presence.observe([A], REMOVED, 1)
+    assert presence.releasable(1) == set()
+    assert presence.vacated() == {A.key}
+
+
+def test_nothing_has_ended_that_is_shown_or_that_has_another_pod_whose_directory_is_there() -> None:
+    presence = Presence()
+    presence.observe([A], KNOWN, 0)
+    presence.observe([A], Observation(LISTED.listed, {}, removed=frozenset({"uid-1"})), 1)
+    assert presence.releasable(1) == set()
+    presence.observe([A], Observation({}, {SHARES: Holder("", "", "c", "uid-2")}), 2)
+    presence.observe([A], REMOVED, 3)
+    assert presence.releasable(3) == set()
+
+
+def test_an_older_generation_is_held_by_an_entry_with_its_own_key_alone() -> None:
+    newer = allocation("a", f"{uuid(0)}::0", generation=2)
+    presence = Presence()
+    presence.observe([A], KNOWN, 0)
+    both = Observation(LISTED.listed, KNOWN.checkpointed, {A.key: Holder("", "", "c", "uid-1", A.key)})
+    presence.observe([A, newer], both, 1)
+    assert presence.vacated() == set()
+    assert presence.holder(newer.key) == Holder("ns", "pod", "c"), "not with the UID of the one before"
+    presence.observe([A, newer], Observation(LISTED.listed, {}), 2)
+    assert presence.vacated() == {A.key}
+
+
+def test_what_an_observation_does_not_judge_stays_as_it_was() -> None:
+    presence = Presence()
+    presence.observe([A], LISTED, 0)
+    presence.observe([A], NOTHING, 1)
+    presence.observe([A], LISTED, 2, {A.key})
+    assert presence.vacated() == {A.key}
