@@ -142,14 +142,10 @@ class AnnotatedFrontend:
 
     def concerns(self, pod: Pod, container: Container) -> bool:
         """Whether a creation or start needs us at all; pure and at once."""
-        annotated = self.concerns_by_key(pod, container)
+        prefix = f"{self._config.prefix}{container.name}."
+        annotated = any(key.startswith(prefix) for key in pod.annotations)
         special = self._delivers or _isolation(pod, container) != isolation.SHARED
         return annotated or (special and shares.key_of(container) is not None)
-
-    def concerns_by_key(self, pod: Pod, container: Container) -> bool:
-        """Whether a container has annotations of ours."""
-        prefix = f"{self._config.prefix}{container.name}."
-        return any(key.startswith(prefix) for key in pod.annotations)
 
     def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
         """Only what is looked at later; pure and at once."""
@@ -252,11 +248,10 @@ class AnnotatedFrontend:
             return
         self._uncompared = ""
         self._look_at_names(listed)
-        found = lost(listed, self._running_pods(), self.concerns_by_key, self._known)
+        found = lost(listed, self._running_pods(), self._asks, self._known)
         if found:
             self._observe()  # whose shares are whose is the kubelet's to say
         for pod, container in found:
-            log.warning("a container of which the runtime told nothing", pod=pod.full_name, container=container.name)
             if not self._sandboxes.knows(pod.id):
                 self.run_pod(pod)
             self._take_stock(pod, container)
@@ -274,6 +269,13 @@ class AnnotatedFrontend:
             shown = self._keeper.containers_of(pod.namespace, pod.name)
             if shown and names.issuperset(shown):
                 self._told.look_at_keys(pod, self._config.prefix, names)
+
+    def _asks(self, pod: Pod, container: Container) -> bool:
+        """Whether its annotations ask for a GPU, well or not: then it must not run without us."""
+        try:
+            return contract.ask_of(pod.annotations, container.name, self._config.prefix) is not None
+        except ContractError:
+            return True
 
     def _known(self, pod: Pod, container: Container) -> Allocation | None:
         ref = reference(pod, container)

@@ -17,7 +17,7 @@ from mpsd.processes import PodProcess
 def lost(
     listed: Inventory,
     processes: Mapping[str, Sequence[PodProcess]],
-    concerns: Callable[[Pod, Container], bool],
+    asks: Callable[[Pod, Container], bool],
     known: Callable[[Pod, Container], Allocation | None],
 ) -> list[tuple[Pod, Container]]:
     """Annotated containers that run without what we would have given them, with the marker of another if they have one.
@@ -26,13 +26,14 @@ def lost(
 
     Args:
         processes: of pods, by UID.
+        asks: whether a container's annotations ask for anything.
         known: what we have granted to a container.
     """
     pods = {pod.id: pod for pod in listed[0]}
     found = []
     for container in listed[1]:
         pod = pods.get(container.pod_id)
-        if container.state is not ContainerState.RUNNING or pod is None or not concerns(pod, container):
+        if container.state is not ContainerState.RUNNING or pod is None or not asks(pod, container):
             continue
         own = [process for process in processes.get(pod.uid, ()) if _is_of(process, container)]
         if not own or any(process.unreadable for process in own):

@@ -11,7 +11,7 @@ from deviceplugin.nri.model import Container, ContainerState, Pod
 from deviceplugin.sim.cri import CriServer
 from mpsd.errors import TransientError
 from mpsd.processes import PodProcess
-from tests.unit.deviceplugin.annotated.frontendnode import Node, container, env_of, keys, pod
+from tests.unit.deviceplugin.annotated.frontendnode import PREFIX, Node, container, env_of, keys, pod
 
 ASK = pod(keys(limit="8Gi"))
 SCOPE = "cri-containerd-id-main.scope"
@@ -58,6 +58,8 @@ def test_nobody_is_accused_without_proof(node: Node, processes: tuple[PodProcess
 def test_containers_without_annotations_are_no_business_of_ours(node: Node) -> None:
     assert compared(node, PodProcess(7, SCOPE, None), name="sidecar") == []
     assert compared(node, PodProcess(7, SCOPE, None), of=pod({}, "q")) == []
+    mode_alone = pod({f"{PREFIX}main.gpu-compute.mode": "sm-sharing"}, "q")
+    assert compared(node, PodProcess(7, SCOPE, None), of=mode_alone) == []
     assert node.holds_nothing()
 
 
