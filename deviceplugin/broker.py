@@ -96,6 +96,7 @@ class Broker:
         self._gpus: tuple[GpuStatus, ...] = ()
         self._absence = "mpsd has not answered yet"
         self._mpsd_seen = False
+        self._heard_unix_s: float | None = None
         self._complete = False
         self._releasing: set[str] = set()
         self._ledger_error = ""
@@ -356,6 +357,7 @@ class Broker:
         pods must not turn Unhealthy for it. Nothing starts meanwhile.
         """
         with self._lock:
+            heard = not self._absence
             if snapshot is None:
                 self._absence = "mpsd does not answer"
             else:
@@ -369,6 +371,8 @@ class Broker:
                     self._driver_version = snapshot.driver_version
                     self._note_protocols(snapshot.gpus)
                     self._complete = self._complete or not snapshot.reason
+            if heard and self._absence:
+                self._heard_unix_s = self._wall()
             self._rebuild()
             self._mark_dirty()
 
@@ -706,6 +710,11 @@ class Broker:
     def absence(self) -> str:
         """Why mpsd can't be relied on now, empty when it can."""
         return self._absence
+
+    @property
+    def heard_unix_s(self) -> float | None:
+        """While mpsd can't be relied on: when it could last; None where it never could since this process started."""
+        return self._heard_unix_s
 
     @property
     def cgroup_root(self) -> str:

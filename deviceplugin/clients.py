@@ -31,12 +31,15 @@ class ClientStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
 
 
 class GpuClientsStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """The processes on one GPU as mpsd showed them last."""
+    """The processes on one GPU as mpsd showed them last. `outdated`: why these may not be those of now, empty when they
+    are; `known_unix_s`: when they were then, None where that is not known."""
 
     uuid: str
     index: int
     group: str
     clients: tuple[ClientStatus, ...]
+    outdated: str = ""
+    known_unix_s: float | None = None
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -55,12 +58,16 @@ def clients(
     gpus: Iterable[GpuStatus],
     allocations: Iterable[AllocationStatus],
     looked_up: Mapping[str, GpuClients] | None = None,
+    *,
+    outdated: str = "",
+    known_unix_s: float | None = None,
 ) -> list[GpuClientsStatus]:
     """All GPUs by index, each with its processes by PID, named by the pods they are of.
 
     Args:
         gpus: as mpsd showed them last.
         looked_up: GPU -> its processes now; those shown last stand in where there is none, or an error.
+        outdated: why what was shown last may not be so now, empty when it is; `known_unix_s`: when it was.
     """
     owners = _Owners(allocations)
     rows = []
@@ -69,7 +76,16 @@ def clients(
         known = gpu.clients if answer is None or answer.error else answer.clients
         group = gpu.group if gpu.group != gpu.info.uuid else ""
         named = tuple(owners.named(client) for client in sorted(known, key=lambda client: client.pid))
-        rows.append(GpuClientsStatus(uuid=gpu.info.uuid, index=gpu.info.index, group=group, clients=named))
+        rows.append(
+            GpuClientsStatus(
+                uuid=gpu.info.uuid,
+                index=gpu.info.index,
+                group=group,
+                clients=named,
+                outdated=answer.error if answer is not None else outdated,
+                known_unix_s=known_unix_s if answer is None else None,
+            )
+        )
     return rows
 
 

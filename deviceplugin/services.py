@@ -247,7 +247,10 @@ class Services:
         return self.status().allocations
 
     def _clients(self, params: Mapping[str, object]) -> object:
-        return clients(self._broker.gpus(), self.status().allocations)
+        broker = self._broker
+        return clients(
+            broker.gpus(), self.status().allocations, outdated=broker.absence, known_unix_s=broker.heard_unix_s
+        )
 
     def _targets(self, params: Mapping[str, object]) -> object:
         asked = _params(params, _Pod)

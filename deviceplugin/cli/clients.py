@@ -1,12 +1,13 @@
 """`gpufrac clients`: which processes are on the GPUs, and whose they are."""
 
+import time
 from collections.abc import Collection, Iterable, Sequence
 
 import click
 from msgspec import structs
 
 from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd, names_of_plugin
-from deviceplugin.cli.node import Node, look
+from deviceplugin.cli.node import Node, look, span
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import complain, failures, print_json, print_table, rounded, say
 from deviceplugin.clients import ClientStatus, GpuClientsStatus
@@ -29,8 +30,8 @@ def clients(gpus: tuple[str, ...], config_path: str | None, run_root: str | None
     POD is the real one, whatever allocation a process claims; its UID where its name is not known, as of a pod without
     an allocation. `gpufrac terminate` takes both.
 
-    They are looked up now. While mpsd is down, those that it knew last are shown; while the plugin is, pods are not
-    known.
+    They are looked up now. While mpsd is down, those that it knew last are shown, with their age; while the plugin is,
+    pods are not known.
     """
     root = run_root_of(config_path, run_root)
     node = look(config_path, run_root)
@@ -43,7 +44,10 @@ def clients(gpus: tuple[str, ...], config_path: str | None, run_root: str | None
     if output == "json":
         print_json(found)
     else:
-        print_table(COLUMNS, client_rows(found), "No process uses a GPU.")
+        current = not any(gpu.outdated for gpu in found)
+        print_table(COLUMNS, client_rows(found), "No process uses a GPU." if current else "No process is known.")
+        for line in age_lines(found, time.time()):
+            say(line)
         if any(client.foreign for gpu in found for client in gpu.clients):
             say("foreign: without an allocation and a limit. An idle GPU with such a process is not shared.")
     for error in errors:
@@ -58,10 +62,25 @@ def find_clients(root: str, node: Node) -> tuple[Sequence[GpuClientsStatus], lis
     try:
         looked_up = MpsdClient(f"{root}/mpsd.sock").clients([gpu.info.uuid for gpu in node.mpsd.gpus])
     except GpufracError as error:
-        looked_up, errors = {}, [str(error)]
+        looked_up, outdated, errors = {}, str(error), [str(error)]
     else:
+        outdated = "mpsd did not say who uses it"
         errors = [answer.error for answer in looked_up.values() if answer.error]
-    return clients_of(node.mpsd.gpus, node.plugin.allocations if node.plugin else (), looked_up), errors
+    allocations = node.plugin.allocations if node.plugin else ()
+    return clients_of(node.mpsd.gpus, allocations, looked_up, outdated=outdated), errors
+
+
+def age_lines(found: Iterable[GpuClientsStatus], now_unix_s: float) -> list[str]:
+    """Of which GPUs the processes may be others by now, since when, and why (pure)."""
+    where: dict[str, list[str]] = {}
+    for gpu in found:
+        if gpu.outdated:
+            if gpu.known_unix_s:
+                what = f"as known {span(now_unix_s - gpu.known_unix_s)} ago"
+            else:
+                what = "as known at an earlier time" if gpu.clients else "not known"
+            where.setdefault(f"{what}: {gpu.outdated}", []).append(str(gpu.index))
+    return [f"GPU {', '.join(indices)}: {what}" for what, indices in where.items()]
 
 
 def holding(

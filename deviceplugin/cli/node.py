@@ -354,9 +354,12 @@ def _up(started_unix_s: float) -> str:
 
 
 def age(since_unix_s: float) -> str:
-    if not since_unix_s:
-        return "-"
-    seconds = max(0, int(time.time() - since_unix_s))
+    return span(time.time() - since_unix_s) if since_unix_s else "-"
+
+
+def span(time_s: float) -> str:
+    """A time in its largest unit that says enough."""
+    seconds = max(0, int(time_s))
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length}{unit}"

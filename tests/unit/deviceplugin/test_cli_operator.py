@@ -69,7 +69,12 @@ class FakeNode:
                 "targets": lambda params: targets(
                     self.world.picture().allocations, params["pod"], params.get("container")
                 ),
-                "clients": lambda _: clients(self.world.broker.gpus(), self.world.picture().allocations),
+                "clients": lambda _: clients(
+                    self.world.broker.gpus(),
+                    self.world.picture().allocations,
+                    outdated=self.world.broker.absence,
+                    known_unix_s=self.world.broker.heard_unix_s,
+                ),
             },
         )
         self.mpsd = LocalServer(
@@ -349,6 +354,30 @@ def users(node: FakeNode) -> None:
         GpuClient(pid=32, allocation_key=node.keys["test/db/web"], mps=False, command="blender"),
     )
     node.use(1, GpuClient(pid=33, allocation_key=node.keys["test/train/main"], command="torch"))
+
+
+def test_clients_that_are_known_from_earlier_are_shown_with_their_age(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users(node)
+    monkeypatch.setattr("deviceplugin.cli.clients.time.time", lambda: node.world.now_s + 100)
+    node.looked_up[uuid(1)] = GpuClients(error="cannot list the clients of it: it hangs")
+    shown = node.run("clients")
+    assert "GPU 1: as known at an earlier time: cannot list the clients of it: it hangs\n" in shown.stdout
+    assert "GPU 0" not in shown.stdout
+    node.mpsd.close()
+    node.world.broker.observe_snapshot(None)
+    node.world.now_s += 35
+    shown = node.run("clients")
+    assert "GPU 0, 1, 2: as known 2m ago: mpsd does not answer\n" in shown.stdout
+    rows = json.loads(node.run("clients", "-o", "json").stdout)
+    assert {(row["outdated"], row["knownUnixS"]) for row in rows} == {("mpsd does not answer", 100.0)}
+
+
+def test_clients_that_nobody_knows_are_not_none(node: FakeNode) -> None:
+    node.mpsd.close()
+    node.world.broker.observe_snapshot(None)
+    assert node.run("clients").stdout.startswith("No process is known.\nGPU 0, 1, 2: as known ")
 
 
 def test_clients_are_named_by_pod_and_kind(node: FakeNode) -> None:
