@@ -135,11 +135,14 @@ def _no_room_on(
     asked = _asked(view, wanted, share_bytes)
     bound = accounts.mode(gpu.uuid)
     if bound is not None and bound is not view.resource.mode:
+        others = (other for other in node.resources.values() if other.resource.mode is bound and not other.closed)
+        group = ids.group_of(wanted[0])
+        instead = next((f"ask for {other.name}, which is {bound}" for other in others if group in other.sizes), "")
         return Refusal(
             RefusalCode.MODE_CONFLICT,
             f"{view.name}: {asked} with {view.resource.mode} on {gpu.label}, which "
             f"{len(accounts.on_gpu(gpu.uuid))} allocation(s) keep bound to {bound}: "
-            f"wait for them to end, or ask for a {bound} resource",
+            f"wait for them to end, or {instead or 'use another node'}",
         )
     new_bytes = sum(max(0, share_bytes - accounts.share_bytes(view.name, share, gpu.uuid)) for share in wanted)
     free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)

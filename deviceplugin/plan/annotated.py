@@ -54,20 +54,19 @@ def plan_container(
     if len(gpus) < len(ask.gpus) or not gpus:
         unknown = ", ".join(uuid for uuid in ask.gpus if uuid not in node.gpus)
         return _invalid(f"GPU {unknown or '(none)'} is not on this node")
-    given = ask.isolation.level(level(ask.mode, Delivery.CDI, view.hard))
-    if given is Enforcement.COOPERATIVE and _incapable(gpus):
-        given = Enforcement.NONE
+    given = _given(ask, view, gpus)
     asked = ask
     if view.reduces:
         ask = reduced(ask, gpus, accounts)
     refusal = (
         _not_for_annotated(gpus)
         or _too_large(ask, gpus)
+        or (None if force else _not_enforceable(ask, view, gpus, group, given))  # before what waiting would help with
         or _spans(ask, gpus, group, node, accounts)
-        or _mode_conflict(ask, gpus, accounts, asked.request_bytes)
+        or _mode_conflict(ask, view, gpus, group, accounts, asked.request_bytes)
     )
     if refusal is None and not force:
-        refusal = _not_enforceable(ask, view, gpus, group, given) or _no_room(ask, gpus, accounts, asked.request_bytes)
+        refusal = _no_room(ask, gpus, accounts, asked.request_bytes)
     if refusal is not None:
         return refusal
     soft = 0 if group is None else soft_bytes(given, group, accounts, ask.request_bytes)
@@ -242,15 +241,30 @@ def _not_enforceable(
     )
 
 
-def _mode_conflict(ask: ContainerAsk, gpus: list[GpuView], accounts: Accounts, asked_bytes: int) -> Refusal | None:
+def _given(ask: ContainerAsk, view: AnnotatedView, gpus: list[GpuView]) -> Enforcement:
+    """The level that it gets."""
+    given = ask.isolation.level(level(ask.mode, Delivery.CDI, view.hard))
+    return Enforcement.NONE if given is Enforcement.COOPERATIVE and _incapable(gpus) else given
+
+
+def _mode_conflict(
+    ask: ContainerAsk,
+    view: AnnotatedView,
+    gpus: list[GpuView],
+    group: GroupView | None,
+    accounts: Accounts,
+    asked_bytes: int,
+) -> Refusal | None:
     for gpu in gpus:
         bound = accounts.mode(gpu.uuid)
         if bound is not None and bound is not ask.mode:
+            instead = structs.replace(ask, mode=bound)
+            can = _not_enforceable(instead, view, gpus, group, _given(instead, view, gpus)) is None
             return Refusal(
                 RefusalCode.MODE_CONFLICT,
                 f"it asks for {format_bytes(asked_bytes)} with {ask.mode} on {gpu.label}, which "
                 f"{len(accounts.on_gpu(gpu.uuid))} allocation(s) keep bound to {bound}: a GPU has one compute mode: "
-                f"wait for them to end, set gpu-compute.mode to {bound}, or use another GPU",
+                f"wait for them to end, {f'set gpu-compute.mode to {bound}, ' if can else ''}or use another GPU",
             )
     return None
 

@@ -5,8 +5,9 @@ import pytest
 from deviceplugin.ids import device_id
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.allocate import plan
-from deviceplugin.plan.model import Allocation, Refusal, RefusalCode, allocation_key
-from mpsd.config.model import GIB, NodeConfig
+from deviceplugin.plan.annotated import plan_container
+from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal, RefusalCode, allocation_key
+from mpsd.config.model import GIB, AnnotationsConfig, Enforcement, GpuSelection, NodeConfig
 from mpsd.gpu.model import Mode
 from tests.builders import allocation, config, fixed, info, node, resource, units, uuid
 
@@ -99,6 +100,41 @@ def test_a_bound_gpu_refuses_the_other_mode() -> None:
     accounts.add(allocation("a", device_id(uuid(0), 0)))
     text = refused(ask("t", device_id(uuid(0), 0), accounts=accounts), RefusalCode.MODE_CONFLICT)
     assert "bound to sm-sharing" in text
+    assert text.endswith("wait for them to end, or ask for gpufrac.dev/a, which is sm-sharing")
+    alone = config(resource("t", fixed(8), Mode.TIME_SLICING))
+    text = refused(ask("t", device_id(uuid(0), 0), accounts=accounts, cfg=alone), RefusalCode.MODE_CONFLICT)
+    assert text.endswith("wait for them to end, or use another node")
+
+
+def annotated(mode: Mode, minimum: Enforcement, bound: Mode) -> Allocation | Refusal:
+    """What an annotated container is told on driver 580, on a GPU that is bound to a mode."""
+    accounts = Accounts()
+    accounts.add(allocation("a", device_id(uuid(0), 0), mode=bound))
+    cfg = config(annotations=AnnotationsConfig(gpus=GpuSelection(), enforcement=minimum))
+    wanted = ContainerAsk(
+        container=ContainerRef(namespace="ns", pod="p", pod_uid="uid", container="main"),
+        request_bytes=8 * GIB,
+        limit_bytes=8 * GIB,
+        mode=mode,
+        gpus=(uuid(0),),
+    )
+    return plan_container(wanted, node(cfg, info(0)), accounts, generation=7)
+
+
+def test_nobody_is_told_to_wait_for_what_waiting_can_not_help() -> None:
+    never = annotated(Mode.TIME_SLICING, Enforcement.COOPERATIVE, Mode.SM_SHARING)
+    text = refused(never, RefusalCode.INVALID)
+    assert "wait" not in text
+    assert text.endswith("set gpu-compute.mode to sm-sharing")
+
+
+@pytest.mark.parametrize(
+    ("minimum", "can"), [(Enforcement.NONE, True), (Enforcement.COOPERATIVE, False)], ids=["any", "cooperative"]
+)
+def test_the_other_mode_is_advised_where_it_would_be_granted(minimum: Enforcement, can: bool) -> None:
+    text = refused(annotated(Mode.SM_SHARING, minimum, Mode.TIME_SLICING), RefusalCode.MODE_CONFLICT)
+    assert ("set gpu-compute.mode to time-slicing" in text) is can
+    assert "wait for them to end" in text
 
 
 def test_shares_held_already_are_counted_once() -> None:
