@@ -3,6 +3,7 @@ deploy/rbac.yaml, through every outage; and what it costs."""
 
 import json
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -155,6 +156,24 @@ def test_the_account_is_the_same_everywhere() -> None:
     assert policy_binding["spec"]["policyName"] == policy["metadata"]["name"]
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
     assert set(rule["resources"]) == {resource for verb, resource in granted() if "nodes" in resource}
+
+
+def test_the_policy_lets_a_plugin_change_what_it_writes_and_nothing_else() -> None:
+    """Its expressions are run by API servers of 1.32 and newer only; here: that they are of what we write."""
+    spec = manifests("own-node-policy.yaml")[0]["spec"]
+    variables = {variable["name"]: variable["expression"] for variable in spec["variables"]}
+    rules = {rule["message"]: rule["expression"] for rule in spec["validations"]}
+    own_label = rules["gpufrac may set its own label on a node, no other"]
+    assert f'name == "{DRIVER_LABEL}"' in own_label
+    assert "variables.labelsBefore.all(name, name in variables.labels)" in own_label
+    for name in ("conditions", "conditionsBefore"):
+        assert f'c.type != "{CONDITION}"' in variables[name]
+    used = set(re.findall(r"variables\.(\w+)", " ".join(rules.values())))
+    assert used == set(variables)
+    assert {"object.spec == oldObject.spec", "variables.annotations == variables.annotationsBefore"} <= set(
+        rules.values()
+    )
+    assert spec["failurePolicy"] == "Fail"
 
 
 def counted(state: KubernetesState) -> tuple[int, int, int]:
