@@ -410,7 +410,10 @@ def test_a_failing_receiver_does_not_stop_probing() -> None:
     assert len(failures) == 2
 
 
-def test_close_does_not_wait_for_a_hanging_call_and_then_leaves_the_driver_open() -> None:
+def test_close_does_not_wait_for_a_hanging_call_and_then_leaves_the_driver_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mpsd.gpu.prober._JOIN_S", 0.2)
     backend = ScriptedBackend(1)
     gate = backend.gates["info", gpu_uuid(0)] = threading.Event()
     prober = Prober(backend, Receiver())

@@ -1233,6 +1233,7 @@ def test_what_was_chosen_before_is_used_and_asked_about_again(
         gpu = bench.until_daemon(ONE, DaemonState.READY)
         assert gpu.daemon is not None
         assert (gpu.daemon.protocol, gpu.not_shared) == (3, "")
+        bench.host.on_quit = bench.exits
         bench.host.choice = ProtocolChoice(2)
         bench.host.await_call("quit", ONE)  # another is to take its place
 
