@@ -76,7 +76,10 @@ POLICY = Policy(
     backoff_max_s=0.25,
     failed_retry_s=60.0,
 )
-QUERY_S = 2.0
+QUERY_S = 20.0
+"""For answers that come; see `Control` for those that can't."""
+CALL_S = 5.0
+"""The same of driver calls; see `hang`."""
 HOPELESS_S = 0.15
 _SILENT = {"wedge": "", "slow": "", "terminate-hangs": "terminate", "hung-quit": "q"}
 """Faults of the emulator that leave commands without an answer, and what is in these commands."""
@@ -284,7 +287,8 @@ class Node:
             rng=lambda: 0.0,
         )
         health = HealthPolicy(recover_probes=1, failing_probes=1, quiet_s=0.1)
-        prober = Prober(backend, supervisor.inventory_changed, period_s=0.1, deadline_s=0.5, policy=health)
+        prober = Prober(backend, supervisor.inventory_changed, period_s=0.1, deadline_s=CALL_S, policy=health)
+        self._prober = prober
         logs.start()
         self._parts.callback(prober.close)
         self._parts.callback(logs.close)
@@ -294,6 +298,15 @@ class Node:
             supervisor.apply(self.desired)
         prober.start()
         self.mark()
+
+    def hang(self, call: str) -> None:
+        """The driver's calls of this name hang on GPU 0, and no answer is waited for as long as for one that comes."""
+        self._prober._deadline_s = 0.5
+        self.driver.set_fault("hang", call, self.uuid)
+
+    def unhang(self) -> None:
+        self._prober._deadline_s = CALL_S
+        self.driver.clear_fault("hang", self.uuid)
 
     def stop(self) -> None:
         """Ends mpsd as SIGTERM does."""
