@@ -243,7 +243,7 @@ def test_simulated_pods_only_when_asked_for(proc: Proc) -> None:
     assert processes.pod_uid_of(7, root) == "ofci"
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
 @given(stat=st.binary(max_size=80), environ=st.binary(max_size=80), cgroup=st.binary(max_size=80))
 def test_any_bytes_are_survived(tmp_path: Path, stat: bytes, environ: bytes, cgroup: bytes) -> None:
     directory = tmp_path / "7"

@@ -257,7 +257,7 @@ def test_deep_nesting_is_refused(path: str) -> None:
     assert [code_of(line) for line in lines] == ["bad_request"]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.lists(st.binary(max_size=60) | st.just(wire.encode_request("echo", {})), max_size=6))
 def test_any_input_leaves_the_server_alive(data: list[bytes], running: LocalServer, path: str) -> None:
     for line in raw(path, b"".join(data)):
