@@ -46,7 +46,9 @@ class QuantityError(ConfigError):
         self.reason = reason
 
 
-class _OutOfRangeError(QuantityError):
+class OutOfRangeError(QuantityError):
+    """A quantity beyond +-(2^63-1)."""
+
     def __init__(self, text: str) -> None:
         super().__init__(text, f"must be at most {MAX_VALUE} (2^63-1)")
 
@@ -72,7 +74,7 @@ def parse_quantity(text: str) -> Fraction:
         magnitude = _scaled(text, digits, exponent)
     magnitude = Fraction(ceil(magnitude * _NANO), _NANO)
     if magnitude > MAX_VALUE:
-        raise _OutOfRangeError(text)
+        raise OutOfRangeError(text)
     return -magnitude if match["sign"] == "-" else magnitude
 
 
@@ -104,7 +106,7 @@ def parse_count(value: object) -> int:
         raise QuantityError(text, f"must be at most {MAX_TEXT} characters long")
     try:
         count = parse_quantity(text)
-    except _OutOfRangeError:
+    except OutOfRangeError:
         raise
     except QuantityError as error:
         known = text and _SCANNED.fullmatch(text)
@@ -134,7 +136,7 @@ def _scaled(text: str, digits: int, exponent: int) -> Fraction:
     if digits == 0:
         return Fraction(0)
     if exponent > 18:
-        raise _OutOfRangeError(text)
+        raise OutOfRangeError(text)
     if exponent < -MAX_TEXT - 9:
         return Fraction(1, _NANO)
     return Fraction(digits) * Fraction(10) ** exponent

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import yaml
 
+from mpsd.config import syntax
 from mpsd.config.model import KIND
-from mpsd.config.problems import ConfigErrors, file_error
+from mpsd.config.problems import file_error
 from mpsd.quantity import format_bytes
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -69,11 +70,13 @@ def checked_text(content: str | bytes, source: str) -> str:
 
 def compose(text: str, source: str) -> yaml.Node:
     """The one document of the text. Bounded before the tree is built: its composer recurses."""
+    if found := syntax.template(text):
+        raise file_error(source, *found)
     try:
         _check_shape(text, source)
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
-        raise _syntax_error(error, text, source) from error
+        raise file_error(source, *syntax.explain(error, text, _LOADER)) from error
     except yaml.YAMLError as error:
         raise file_error(source, f"is not valid YAML: {' '.join(str(error).split())}") from error
     if root is None:
@@ -99,15 +102,3 @@ def _check_shape(text: str, source: str) -> None:
                 raise file_error(source, f"must not be nested deeper than {_MAX_DEPTH} levels", line)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-
-
-def _syntax_error(error: yaml.MarkedYAMLError, text: str, source: str) -> ConfigErrors:
-    mark = error.problem_mark or error.context_mark
-    problem = " ".join(str(error.problem or error.context).split())
-    if mark is None:
-        return file_error(source, f"is not valid YAML: {problem}")
-    lines = text.splitlines() or [""]
-    number = min(mark.line, len(lines) - 1)
-    if "\t" in lines[number][: len(lines[number]) - len(lines[number].lstrip())]:
-        return file_error(source, "is not valid YAML: indented with a tab, use spaces", number + 1)
-    return file_error(source, f"is not valid YAML: {problem}", number + 1)

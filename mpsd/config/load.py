@@ -7,6 +7,7 @@ for every GPU) is no problem here.
 import os
 
 import msgspec
+import yaml
 
 from mpsd.config.annotations import read_annotations
 from mpsd.config.document import checked_text, compose, read_config
@@ -64,8 +65,29 @@ def parse_config(content: str | bytes, source: str) -> NodeConfig:
     return config
 
 
+def _something_else(root: Value) -> str:
+    """What a file is that was never meant to be a config of ours; empty for one that was, however wrong it is."""
+    if not isinstance(root.node, yaml.MappingNode):
+        return ""
+    texts = {
+        key.value: value.value if isinstance(value, yaml.ScalarNode) else None
+        for key, value in root.node.value
+        if isinstance(key, yaml.ScalarNode)
+    }
+    version, kind = texts.get("apiVersion"), texts.get("kind")
+    if version and kind and not version.startswith("gpufrac.dev/") and kind.lower() != KIND.lower():
+        data = ": the config is a text in its data" if kind == "ConfigMap" else ""
+        return f"is a {kind} of {version}, and no {KIND} of {API_VERSION}{data}"
+    if "version" in texts and "apiVersion" not in texts and texts.keys() & {"sharing", "flags"}:
+        return f"is a config of NVIDIA's device plugin, and no {KIND}: write its resources anew, with their memory"
+    return ""
+
+
 def _node_config(root: Value) -> NodeConfig | None:
-    entries = root.mapping(_TOP)
+    if what := _something_else(root):
+        root.note(what, show=False)
+        return None
+    entries = root.mapping(_TOP, like="{apiVersion: gpufrac.dev/v1, kind: NodeConfig, resources: [...]}")
     if entries is None:
         return None
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):

@@ -7,6 +7,8 @@ from mpsd.config.value import Value
 MAX_LABEL = 63
 MAX_DOMAIN = 253
 LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+NVIDIAS = re.compile(r"nvidia\.com/(?:gpu|mig-.+)(?:\.shared)?")
+"""Resources of NVIDIA's device plugin, or of its MPS and time-slicing."""
 _RESOURCE_BASE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
 
@@ -35,6 +37,8 @@ def resource_name_rule(name: str) -> str:
         return "must be <domain>/<name> with exactly one slash"
     if "kubernetes.io/" in name:
         return "must not lie in kubernetes.io"
+    if NVIDIAS.fullmatch(name):
+        return "is for NVIDIA's device plugin to offer: a name is offered by one plugin; choose a domain of your own"
     if name.startswith("requests."):
         return "must not start with requests."
     if len(prefix) > 253 - len("requests."):

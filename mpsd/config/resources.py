@@ -18,11 +18,14 @@ from mpsd.config.value import Value
 from mpsd.gpu.model import MIB, Mode
 from mpsd.quantity import format_bytes, parse_quantity
 
+_LIKE = "[{name: gpufrac.dev/gpu-8gi, memory: {request: 8Gi}, compute: {mode: sm-sharing}}]"
+_SIZES = tuple(f"memory.{key}" for key in ("request", "limit", "fraction", "limitFraction"))
+
 
 def read_resources(
     value: Value, minimum: Enforcement, groups: Collection[str], *, none_allowed: bool
 ) -> tuple[Resource, ...]:
-    items = value.items("resources")
+    items = value.items("resources", like=_LIKE)
     if items is not None and not items and not none_allowed:
         value.note("must hold at least one resource")
     names: dict[str, str] = {}
@@ -32,7 +35,7 @@ def read_resources(
 
 def _resource(value: Value, minimum: Enforcement, groups: Collection[str], names: dict[str, str]) -> Resource | None:
     """`names`: resource name -> path of the resource that has it; grows."""
-    entries = value.mapping(("name", "memory", "unit", "compute", "enforcement", "gpus"))
+    entries = value.mapping(("name", "memory", "unit", "compute", "enforcement", "gpus"), like=_LIKE[1:-1])
     if entries is None:
         return None
     name = _name(value, entries, names)
@@ -79,7 +82,8 @@ def _memory(value: Value, entries: Mapping[str, Value]) -> Memory | None:
         unit_bytes = entries["unit"].size(MIN_UNIT_BYTES)
         return None if unit_bytes is None else UnitMemory(unit_bytes=unit_bytes)
     if "memory" not in entries:
-        value.missing("memory", "such as {request: 8Gi} (or unit: 1Gi)")
+        if not value.meant & {"unit", *_SIZES}:
+            value.missing("memory", "such as {request: 8Gi} (or unit: 1Gi)")
         return None
     memory = entries["memory"]
     sizes = memory.mapping(("request", "limit", "fraction", "limitFraction"), like="{request: 8Gi}")
@@ -140,7 +144,7 @@ def _compute(value: Value, entries: Mapping[str, Value]) -> tuple[Mode | None, i
 
 
 def _resource_gpus(value: Value | None, known: Collection[str]) -> tuple[GpuSelection, tuple[str, ...]]:
-    entries = value.mapping(("include", "exclude", "groups")) if value else None
+    entries = value.mapping(("include", "exclude", "groups"), like="{include: [0, 1]}") if value else None
     if value is None or entries is None:
         return GpuSelection(), ()
     selection = read_selection(entries)
@@ -157,7 +161,8 @@ def _resource_gpus(value: Value | None, known: Collection[str]) -> tuple[GpuSele
         if name is None:
             continue
         if name not in known:
-            item.note(f"is no group: gpus.groups declares {', '.join(known) or 'none'}")
+            declare = "" if known else "; declare it, as in gpus: {groups: {pair0: [0, 1]}}"
+            item.note(f"is no group: gpus.groups declares {', '.join(known) or 'none'}{declare}")
         elif name in names:
             item.note("is named twice in this list")
         names.append(name)

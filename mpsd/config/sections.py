@@ -26,7 +26,7 @@ from mpsd.config.model import (
 )
 from mpsd.config.names import MAX_DOMAIN, is_domain, label
 from mpsd.config.selection import UUID_LENGTH
-from mpsd.config.value import NATURAL, Readers, Value, section
+from mpsd.config.value import NATURAL, Readers, Value, did_you_mean, section
 from mpsd.gpu.model import MIB
 
 MAX_CLIENT_LIMIT: Final = 60
@@ -53,29 +53,40 @@ def plain_sections(entries: Mapping[str, Value], default: NodeConfig) -> NodeCon
                 "name": ("name", lambda v: label(v, "the name of an NRI plugin")),
                 "index": ("index", _nri_index),
             },
+            "{socket: /var/run/nri/nri.sock}",
         ),
         kubernetes=section(
             entries.get("kubernetes"),
             KubernetesConfig(),
             {"access": ("access", _kubernetes_access), "nodeName": ("node_name", _node_name)},
+            "{access: in-cluster}",
         ),
     )
     plugin_socket = f"/{'x' * SOCKET_NAME_MAX_BYTES}"
-    sections: dict[str, Readers] = {
-        "memory": {"reserve": ("memory_reserve_bytes", lambda v: v.size(MIB, or_zero=True))},
-        "enforcement": {
-            "minimum": ("enforcement_minimum", lambda v: v.choice(Enforcement)),
-            "enableDmem": ("enable_dmem", Value.boolean),
-            "leaks": ("leaks", lambda v: v.choice(LeakPolicy)),
-        },
-        "kubelet": {
-            "root": ("kubelet_root", lambda v: v.path_text(socket_below="/pod-resources/kubelet.sock")),
-            "devicePlugins": ("kubelet_device_plugins", lambda v: v.path_text(socket_below=plugin_socket)),
-        },
-        "metrics": {"address": ("metrics_address", _metrics_address)},
+    sections: dict[str, tuple[Readers, str]] = {
+        "memory": ({"reserve": ("memory_reserve_bytes", lambda v: v.size(MIB, or_zero=True))}, "{reserve: 1Gi}"),
+        "enforcement": (
+            {
+                "minimum": ("enforcement_minimum", lambda v: v.choice(Enforcement)),
+                "enableDmem": ("enable_dmem", Value.boolean),
+                "leaks": ("leaks", lambda v: v.choice(LeakPolicy)),
+            },
+            "{minimum: hard}",
+        ),
+        "kubelet": (
+            {
+                "root": ("kubelet_root", lambda v: v.path_text(socket_below="/pod-resources/kubelet.sock")),
+                "devicePlugins": ("kubelet_device_plugins", lambda v: v.path_text(socket_below=plugin_socket)),
+            },
+            "{root: /var/lib/kubelet}",
+        ),
+        "metrics": (
+            {"address": ("metrics_address", _metrics_address)},
+            '{address: "127.0.0.1:9478"}, or {address: ""} for none',
+        ),
     }
-    for key, readers in sections.items():
-        config = section(entries.get(key), config, readers)
+    for key, (readers, like) in sections.items():
+        config = section(entries.get(key), config, readers, like)
     changes = {
         "state_root": entries["stateRoot"].path_text() if "stateRoot" in entries else None,
         "backend": entries["backend"].one_of(("nvml", "simulated")) if "backend" in entries else None,
@@ -103,6 +114,7 @@ def _mps(value: Value | None) -> MpsConfig:
             "namespaceMount": ("namespace_mount", lambda v: v.choice(NamespaceMount)),
             "logMaxSize": ("log_max_bytes", lambda v: v.size(MIB, round_up=False)),
         },
+        "{protocol: auto}",
     )
     pipes = f"{mps.run_root}/mps/"
     if value is not None and (f"{mps.log_root}/mps/".startswith(pipes) or pipes.startswith(f"{mps.log_root}/mps/")):
@@ -127,6 +139,7 @@ def _cdi(value: Value | None) -> CdiConfig:
             "gpuDevices": ("gpu_devices", lambda v: v.choice(GpuDevices)),
             "delivery": ("delivery", lambda v: v.choice(Delivery)),
         },
+        "{directory: /var/run/cdi}",
     )
 
 
@@ -139,17 +152,18 @@ def _simulated(value: Value | None) -> SimulatedConfig:
             "gpus": ("gpus", _simulated_gpus),
             "driver": ("driver", lambda v: v.matching(_DRIVER_VERSION, rule)),
         },
+        "{gpus: [{memory: 80Gi}]}",
     )
 
 
 def _simulated_gpus(value: Value) -> tuple[SimulatedGpu, ...] | None:
-    items = value.items("GPUs", at_most=MAX_SIMULATED_GPUS)
+    items = value.items("GPUs", at_most=MAX_SIMULATED_GPUS, like="[{memory: 80Gi}]")
     if items is None:
         return None
     if not items:
         value.note("must hold at least one GPU, such as {memory: 80Gi}")
     readers: Readers = {"memory": ("memory_bytes", lambda v: v.size(MIB, round_up=False))}
-    return tuple(section(item, SimulatedGpu(), readers) for item in items)
+    return tuple(section(item, SimulatedGpu(), readers, "{memory: 80Gi}") for item in items)
 
 
 def _metrics_address(value: Value) -> str | None:
@@ -160,7 +174,9 @@ def _metrics_address(value: Value) -> str | None:
     host, _, port = text.rpartition(":")
     if _is_host(host) and NATURAL.fullmatch(port) and 0 <= int(port) <= 65535:
         return text
-    value.note(rule)
+    meant = f"127.0.0.1:{port}" if not host else f"[{host}]:{port}"
+    right = NATURAL.fullmatch(port) and _is_host(meant.rpartition(":")[0])
+    value.note(f"{rule}{did_you_mean(meant if right else '')}")
     return None
 
 

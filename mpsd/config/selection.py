@@ -7,13 +7,15 @@ import yaml
 
 from mpsd.config.model import GpuRef, GpuSelection
 from mpsd.config.names import LABEL
-from mpsd.config.value import NATURAL, Value
+from mpsd.config.value import NATURAL, Value, did_you_mean
 
 UUID_LENGTH = len("GPU-00000000-0000-0000-0000-000000000000")
 _MAX_GROUP_NAME = UUID_LENGTH  # it stands where a UUID does: in device IDs and socket paths
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _ALL = re.compile("all")
+_SPAN = re.compile(r"([0-9]+)(?:-|\.\.)([0-9]+)")
+_LIKE = "{include: [0, 1]}"
 
 Groups = tuple[tuple[str, tuple[GpuRef, ...]], ...]
 
@@ -32,13 +34,16 @@ def _gpu_ref(value: Value) -> GpuRef | None:
         if value.is_plain():
             return int(text)
         value.note("must be a GPU index without quotes")
+    elif span := _SPAN.fullmatch(text):
+        value.note(f"{rule}: write every index, such as [{span[1]}, ..., {span[2]}]")
     else:
-        value.note(rule)
+        uuid = f"GPU-{text.lower().removeprefix('gpu-')}"
+        value.note(f"{rule}{did_you_mean(uuid if _UUID.fullmatch(uuid) else '', bare=True)}")
     return None
 
 
 def _gpu_refs(value: Value, *, at_least: int) -> tuple[GpuRef, ...] | None:
-    items = value.items("GPUs")
+    items = value.items("GPUs", like="[0, 1]")
     if items is None:
         return None
     if len(items) < at_least:
@@ -58,7 +63,7 @@ def read_selection(entries: Mapping[str, Value]) -> GpuSelection:
     exclude: tuple[GpuRef, ...] = ()
     if value := entries.get("include"):
         if isinstance(value.node, yaml.ScalarNode):
-            value.matching(_ALL, "must be all or a list of GPUs")
+            value.matching(_ALL, "must be all or a list of GPUs, such as [0, 1]")
         else:
             include = _gpu_refs(value, at_least=1)
     if value := entries.get("exclude"):
@@ -69,7 +74,7 @@ def read_selection(entries: Mapping[str, Value]) -> GpuSelection:
 
 
 def read_gpus(value: Value | None) -> tuple[GpuSelection, Groups]:
-    entries = value.mapping(("include", "exclude", "groups")) if value else None
+    entries = value.mapping(("include", "exclude", "groups"), like=_LIKE) if value else None
     if entries is None:
         return GpuSelection(), ()
     selection = read_selection(entries)

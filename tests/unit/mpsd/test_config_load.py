@@ -103,14 +103,16 @@ metrics: {{address: ""}}
 """
 
 QUANTITY = "must be a Kubernetes quantity such as 8Gi, 512Mi or 1G"
-FRACTION = "must be a number greater than 0 and less than 1, such as 0.5, without quotes"
+FRACTION = "must be a number greater than 0 and less than 1, such as 0.5"
 NORMAL = "must be a path without `.`, `..`, `//` and a slash at the end"
 TOO_LONG = "the path of a socket below it would pass 107 bytes"
-TOO_LARGE = "must be at most 9223372036854775807 (2^63-1)"
+TOO_LARGE = "must be less than 8Ei"
 NO_METRICS = ', or "" for no metrics'
 BYTES = "(a number without a suffix counts bytes)"
-TRUE = "must be true or false, without quotes"
-LIMIT = "must be a whole number from 1 to 60, without quotes"
+TRUE = "must be true or false"
+MEANT = "; did you mean true?"
+RESOURCE = "{name: gpufrac.dev/gpu-8gi, memory: {request: 8Gi}, compute: {mode: sm-sharing}}"
+LIMIT = "must be a whole number from 1 to 60"
 NAME = "the name must be lower-case letters, digits and inner dashes"
 DOMAIN = "the domain must be lower-case letters, digits, dashes and dots, such as gpufrac.dev"
 BASE = "the part behind the slash must be letters, digits and inner `-`, `_`, `.`"
@@ -496,11 +498,11 @@ def test_fractions(text: str) -> None:
             {"memory": "{request: 1e2147483648}"},
             f'memory.request: "1e2147483648": {TOO_LARGE}',
         ),
-        ({"memory": "{request: 16E}"}, f'memory.request: "16E": {TOO_LARGE}'),
-        ({"memory": "{request: 8Ei}"}, f'memory.request: "8Ei": {TOO_LARGE}'),
+        ({"memory": "{request: 16E}"}, f'memory.request: "16E": {TOO_LARGE}; did you mean "16G"?'),
+        ({"memory": "{request: 8Ei}"}, f'memory.request: "8Ei": {TOO_LARGE}; did you mean "8Gi"?'),
         (
             {"memory": "{request: 9223372036854775807}"},
-            'memory.request: "9223372036854775807": must be at most 9223372036853727232 bytes',
+            'memory.request: "9223372036854775807": must be less than 8Ei',
         ),
         ({"memory": "{request: -8Gi}"}, 'memory.request: "-8Gi": must be at least 1Mi'),
         ({"memory": "{request: 0}"}, 'memory.request: "0": must be at least 1Mi'),
@@ -541,11 +543,11 @@ def test_fractions(text: str) -> None:
         ),
         (
             {"memory": "{fraction: 50%}"},
-            f'memory.fraction: "50%": {FRACTION}',
+            f'memory.fraction: "50%": {FRACTION}; did you mean 0.5?',
         ),
         (
             {"memory": "{fraction: '0.5'}"},
-            f'memory.fraction: "0.5": {FRACTION}',
+            f'memory.fraction: "0.5": {FRACTION}, without quotes',
         ),
         (
             {"memory": "{fraction: .nan}"},
@@ -587,8 +589,11 @@ def test_fractions(text: str) -> None:
         ({"compute": ""}, "compute.mode: is required: sm-sharing or time-slicing"),
         ({"compute": "{}"}, "compute.mode: is required: sm-sharing or time-slicing"),
         ({"compute": "sm-sharing"}, 'compute: "sm-sharing": must be a mapping, such as {mode: sm-sharing}'),
-        ({"compute": "{mode: SM-Sharing}"}, 'compute.mode: "SM-Sharing": must be sm-sharing or time-slicing'),
-        ({"compute": "{mode: [sm-sharing]}"}, "compute.mode: must be sm-sharing or time-slicing"),
+        (
+            {"compute": "{mode: SM-Sharing}"},
+            'compute.mode: "SM-Sharing": must be sm-sharing or time-slicing; did you mean "sm-sharing"?',
+        ),
+        ({"compute": "{mode: [sm-sharing]}"}, "compute.mode: must be sm-sharing or time-slicing, not a list"),
         (
             {"compute": "{mode: time-slicing, threadPercent: 50}"},
             'compute.threadPercent: "50": is only possible with mode sm-sharing',
@@ -600,29 +605,40 @@ def test_fractions(text: str) -> None:
         *(
             (
                 {"compute": f"{{mode: sm-sharing, threadPercent: {text}}}"},
-                f"compute.threadPercent: {shown}must be a whole number from 1 to 100, without quotes",
+                f"compute.threadPercent: {shown}must be a whole number from 1 to 100{why}",
             )
-            for text, shown in [
+            for text, shown, why in [
+                *((text, f'"{text}": ', "") for text in ("0", "101", "-5", "true", "12345678901234567890")),
                 *(
-                    (text, f'"{text}": ')
-                    for text in ("0", "101", "-5", "50.0", "050", "5_0", "0x10", "1e1", "true", "12345678901234567890")
+                    (text, f'"{text}": ', ", in decimal digits")
+                    for text in ("50.0", "050", "5_0", "0x10", "1e1", "50%")
                 ),
-                *(("'50'", '"50": '), ("!!str 50x", '"50x": '), ("!foo 50", '"50": '), ("~", ""), ("[50]", "")),
+                ("'50'", '"50": ', ", without quotes"),
+                ("!!str 50x", '"50x": ', ""),
+                ("!foo 50", '"50": ', ", without a tag"),
+                ("~", "", ""),
+                ("[50]", "", ", not a list"),
             ]
         ),
         ({"enforcement": "strict"}, 'enforcement: "strict": must be hard, cooperative or none'),
-        ({"enforcement": "{minimum: hard}"}, "enforcement: must be hard, cooperative or none"),
+        ({"enforcement": "{minimum: hard}"}, "enforcement: must be hard, cooperative or none, not a mapping"),
         ({"request": "8Gi"}, "request: unknown key: it belongs under memory"),
         ({"mode": "sm-sharing"}, "mode: unknown key: it belongs under compute"),
         ({"colour": "red"}, "colour: unknown key; known here: name, memory, unit, compute, enforcement, gpus"),
-        ({"gpus": "[0]"}, "gpus: must be a mapping"),
+        ({"gpus": "[0]"}, "gpus: must be a mapping, such as {include: [0, 1]}"),
         ({"gpus": "{include: []}"}, "gpus.include: must name at least one GPU"),
-        ({"gpus": "{include: 0}"}, 'gpus.include: "0": must be all or a list of GPUs'),
-        ({"gpus": "{include: none}"}, 'gpus.include: "none": must be all or a list of GPUs'),
-        ({"gpus": "{include: {a: 1}}"}, "gpus.include: must be a list of GPUs"),
+        ({"gpus": "{include: 0}"}, 'gpus.include: "0": must be all or a list of GPUs, such as [0, 1]'),
+        ({"gpus": "{include: none}"}, 'gpus.include: "none": must be all or a list of GPUs, such as [0, 1]'),
+        ({"gpus": "{include: {a: 1}}"}, "gpus.include: must be a list of GPUs, such as [0, 1]"),
         ({"gpus": "{include: [0, 0]}"}, 'gpus.include[1]: "0": is named twice in this list'),
         ({"gpus": "{include: ['0']}"}, 'gpus.include[0]: "0": must be a GPU index without quotes'),
-        ({"gpus": "{groups: [pair0]}"}, 'gpus.groups[0]: "pair0": is no group: gpus.groups declares none'),
+        (
+            {"gpus": "{groups: [pair0]}"},
+            (
+                'gpus.groups[0]: "pair0": is no group: gpus.groups declares none; '
+                "declare it, as in gpus: {groups: {pair0: [0, 1]}}"
+            ),
+        ),
         ({"gpus": "{groups: []}"}, "gpus.groups: must name at least one group"),
         ({"gpus": "{groups: pair0}"}, 'gpus.groups: "pair0": must be a list of group names'),
         *(
@@ -642,10 +658,12 @@ def test_fractions(text: str) -> None:
                         "all",
                         "gpu0",
                         "GPU-5fd4d87b",
-                        UUID_A.upper(),
                         f"{UUID_A}0",
                     )
                 ),
+                (UUID_A.upper(), f"; did you mean {UUID_A}?"),
+                (UUID_A.removeprefix("GPU-"), f"; did you mean {UUID_A}?"),
+                ("0-3", ": write every index, such as [0, ..., 3]"),
                 ("MIG-5fd4d87b-3c5e-4b1f-9f6e-0c1d2e3f4a5b", ": MIG devices are not shared"),
             ]
         ),
@@ -712,11 +730,11 @@ def test_a_resource_needs_a_name() -> None:
             f'memory.reserve: "2": must be 0, or at least 1Mi {BYTES}',
         ),
         ("memory: {reserve: -1Gi}", 'memory.reserve: "-1Gi": must be 0, or at least 1Mi'),
-        ("memory: 1Gi", 'memory: "1Gi": must be a mapping'),
+        ("memory: 1Gi", 'memory: "1Gi": must be a mapping, such as {reserve: 1Gi}'),
         ("enforcement: {minimum: off}", 'enforcement.minimum: "off": must be hard, cooperative or none'),
-        ("enforcement: {enableDmem: 1}", f'enforcement.enableDmem: "1": {TRUE}'),
+        ("enforcement: {enableDmem: 1}", f'enforcement.enableDmem: "1": {TRUE}{MEANT}'),
         ("enforcement: {leaks: yes}", 'enforcement.leaks: "yes": must be report or repair'),
-        ("enforcement: hard", 'enforcement: "hard": must be a mapping'),
+        ("enforcement: hard", 'enforcement: "hard": must be a mapping, such as {minimum: hard}'),
         ("mps:", "mps: must not be empty: delete the key to get its default"),
         ("mps: {protocol: 4}", 'mps.protocol: "4": must be auto, 2 or 3'),
         ("mps: {protocol: 2.0}", 'mps.protocol: "2.0": must be auto, 2 or 3'),
@@ -743,19 +761,19 @@ def test_a_resource_needs_a_name() -> None:
             "mps: {runRoot: /" + "r" * 49 + "}",
             f'mps.runRoot: "/{"r" * 49}": must be at most 49 bytes long: {TOO_LONG}',
         ),
-        ("mps: {sharedMemory: yes}", f'mps.sharedMemory: "yes": {TRUE}'),
-        ("mps: {sharedMemory: 'true'}", f'mps.sharedMemory: "true": {TRUE}'),
-        ("mps: {sharedMemory: True}", f'mps.sharedMemory: "True": {TRUE}'),
-        ("mps: {sharedMemory: 1}", f'mps.sharedMemory: "1": {TRUE}'),
+        ("mps: {sharedMemory: yes}", f'mps.sharedMemory: "yes": {TRUE}{MEANT}'),
+        ("mps: {sharedMemory: 'true'}", f'mps.sharedMemory: "true": {TRUE}, without quotes'),
+        ("mps: {sharedMemory: True}", f'mps.sharedMemory: "True": {TRUE}{MEANT}'),
+        ("mps: {sharedMemory: 1}", f'mps.sharedMemory: "1": {TRUE}{MEANT}'),
         ("mps: {logRoot: /run/gpufrac}", f"mps: {LOGS}"),
         ("mps: {logRoot: /run/gpufrac/mps/logs}", f"mps: {LOGS}"),
         ("mps: {onWedge: kill}", 'mps.onWedge: "kill": must be report, replace-when-idle or replace'),
         ("mps: {namespaceMount: none}", 'mps.namespaceMount: "none": must be daemon or linked'),
-        ("mps: {prohibitWhileDown: 1}", f'mps.prohibitWhileDown: "1": {TRUE}'),
+        ("mps: {prohibitWhileDown: 1}", f'mps.prohibitWhileDown: "1": {TRUE}{MEANT}'),
         ("mps: {logMaxSize: 512Ki}", 'mps.logMaxSize: "512Ki": must be at least 1Mi'),
         ("mps: {clientLimit: 61}", f'mps.clientLimit: "61": {LIMIT}'),
         ("mps: {clientLimit: 0}", f'mps.clientLimit: "0": {LIMIT}'),
-        ("mps: {clientLimit: 012}", f'mps.clientLimit: "012": {LIMIT}'),
+        ("mps: {clientLimit: 012}", f'mps.clientLimit: "012": {LIMIT}, in decimal digits'),
         ("mps: {run_root: /x}", 'mps.run_root: unknown key; did you mean "runRoot"?'),
         ("runRoot: /x", "runRoot: unknown key: it belongs under mps"),
         ("cdi: {gpuDevices: nvml}", 'cdi.gpuDevices: "nvml": must be auto, cdi or envvar'),
@@ -773,8 +791,14 @@ def test_a_resource_needs_a_name() -> None:
             "backend: simulated\nsimulated: {gpus: []}",
             "simulated.gpus: must hold at least one GPU, such as {memory: 80Gi}",
         ),
-        ("backend: simulated\nsimulated: {gpus: 2}", 'simulated.gpus: "2": must be a list of GPUs'),
-        ("backend: simulated\nsimulated: {gpus: [80Gi]}", 'simulated.gpus[0]: "80Gi": must be a mapping'),
+        (
+            "backend: simulated\nsimulated: {gpus: 2}",
+            'simulated.gpus: "2": must be a list of GPUs, such as [{memory: 80Gi}]',
+        ),
+        (
+            "backend: simulated\nsimulated: {gpus: [80Gi]}",
+            'simulated.gpus[0]: "80Gi": must be a mapping, such as {memory: 80Gi}',
+        ),
         (
             "backend: simulated\nsimulated: {gpus: [{memory: 80}]}",
             f'simulated.gpus[0].memory: "80": must be at least 1Mi {BYTES}',
@@ -807,7 +831,7 @@ def test_a_resource_needs_a_name() -> None:
         ("gpus: {include: [0, 1, 1]}", 'gpus.include[2]: "1": is named twice in this list'),
         ("gpus: {groups: [pair0]}", "gpus.groups: must be a mapping, such as {pair0: [0, 1]}"),
         ("gpus: {groups: {pair0: []}}", "gpus.groups.pair0: must name at least one GPU"),
-        ("gpus: {groups: {pair0: 0}}", 'gpus.groups.pair0: "0": must be a list of GPUs'),
+        ("gpus: {groups: {pair0: 0}}", 'gpus.groups.pair0: "0": must be a list of GPUs, such as [0, 1]'),
         ("gpus: {groups: {pair0: [0, 1], pair1: [1, 2]}}", "gpus.groups.pair1: GPU 1 is already in group pair0"),
         ("gpus: {exclude: [1], groups: {pair0: [0, 1]}}", "gpus.groups.pair0: GPU 1 is excluded by gpus.exclude"),
         (
@@ -856,12 +880,12 @@ FIT = "a container's name and a key such as .gpu-compute.portion must fit behind
         ("{gpus: {exclude: [1]}}", f"annotations.gpus.include: {SET_ASIDE}"),
         ("{gpus: [2]}", "annotations.gpus: must be a mapping, such as {include: [2, 3]}"),
         ("{gpus: {include: []}}", "annotations.gpus.include: must name at least one GPU"),
-        ("{gpus: {include: none}}", 'annotations.gpus.include: "none": must be all or a list of GPUs'),
+        ("{gpus: {include: none}}", 'annotations.gpus.include: "none": must be all or a list of GPUs, such as [0, 1]'),
         (
             "{gpus: {include: all, groups: [pair0]}}",
             "annotations.gpus.groups: unknown key; known here: include, exclude",
         ),
-        ("{gpus: {include: all}, share: yes}", f'annotations.share: "yes": {TRUE}'),
+        ("{gpus: {include: all}, share: yes}", f'annotations.share: "yes": {TRUE}{MEANT}'),
         ("{gpus: {include: all}, trust: nobody}", f'annotations.trust: "nobody": {TRUST}'),
         ("{gpus: {include: all}, trust: namespaces}", f'annotations.trust: "namespaces": {TRUST}'),
         ("{gpus: {include: all}, trust: ~}", f"annotations.trust: {TRUST}"),
@@ -1020,7 +1044,7 @@ def test_bad_prefixes(prefix: str, rule: str) -> None:
         ("kubernetes: {nodeName: Node}", f'kubernetes.nodeName: "Node": {NODE}'),
         ("kubernetes: {nodeName: a..b}", f'kubernetes.nodeName: "a..b": {NODE}'),
         ("kubernetes: {nodeName: " + "n" * 254 + "}", f'kubernetes.nodeName: "{"n" * 60}...": {NODE}'),
-        ("kubernetes: in-cluster", 'kubernetes: "in-cluster": must be a mapping'),
+        ("kubernetes: in-cluster", 'kubernetes: "in-cluster": must be a mapping, such as {access: in-cluster}'),
         ("nodeName: a", "nodeName: unknown key: it belongs under kubernetes"),
         ("trust: any", "trust: unknown key: it belongs under annotations"),
     ],
@@ -1050,7 +1074,8 @@ def test_with_annotations_there_need_be_no_resources(any_loader: None) -> None:
     for resources in ("", "resources: []\n"):
         assert parse_config(f"{HEAD}{resources}annotations: {ANY_GPU}\n", "f").resources == ()
     assert (
-        the_problem(f"{HEAD}resources: {{}}\nannotations: {ANY_GPU}\n") == "3: resources: must be a list of resources"
+        the_problem(f"{HEAD}resources: {{}}\nannotations: {ANY_GPU}\n")
+        == f"3: resources: must be a list of resources, such as [{RESOURCE}]"
     )
     assert len(parse_config(f"{MINIMAL}annotations: {ANY_GPU}\n", "f").resources) == 1
 
@@ -1058,8 +1083,8 @@ def test_with_annotations_there_need_be_no_resources(any_loader: None) -> None:
 def test_all_problems_of_a_section_at_once() -> None:
     content = f"{HEAD}annotations:\n  trust: some\n  prefix: x\n  whenAway: never\nnri: {{index: x, name: X}}\n"
     assert [problem.partition(": ")[2].partition(":")[0] for problem in problems(content)] == [
-        "annotations.trust",
         "annotations.gpus.include",
+        "annotations.trust",
         "annotations.prefix",
         "annotations.whenAway",
         "nri.index",
@@ -1158,8 +1183,11 @@ def test_keys_of_the_top(any_loader: None) -> None:
         '2: kind: "nodeconfig": must be NodeConfig',
         "3: resources: must hold at least one resource",
     ]
-    assert the_problem(f"{HEAD}resources: {{name: a}}\n") == "3: resources: must be a list of resources"
-    assert the_problem(f"{HEAD}resources: [a]\n") == '3: resources[0]: "a": must be a mapping'
+    assert (
+        the_problem(f"{HEAD}resources: {{name: a}}\n")
+        == f"3: resources: must be a list of resources, such as [{RESOURCE}]"
+    )
+    assert the_problem(f"{HEAD}resources: [a]\n") == f'3: resources[0]: "a": must be a mapping, such as {RESOURCE}'
 
 
 def test_keys_given_twice(any_loader: None) -> None:
@@ -1199,7 +1227,7 @@ def test_alias_bombs_and_circles_are_bounded(any_loader: None) -> None:
     assert len(problems(f"{MINIMAL}{bomb}resources: *a29\n")) == 31
     many = f"{HEAD}a: &r {{colour: red}}\nresources: [{','.join(['*r'] * 5000)}]\n"
     assert "4: resources: must not hold more than 256 resources" in problems(many)
-    assert the_problem(f"{HEAD}resources: &r [*r]\n") == "3: resources[0]: must be a mapping"
+    assert the_problem(f"{HEAD}resources: &r [*r]\n") == f"3: resources[0]: must be a mapping, such as {RESOURCE}"
 
 
 def test_a_flood_of_problems_is_cut(any_loader: None) -> None:
@@ -1269,3 +1297,84 @@ def test_a_socket_name_never_leaves_its_directory() -> None:
         assert text.isascii()
         assert text.isprintable()
         assert " " not in text
+
+
+# --- where somebody has to look, and words that help
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "rule"),
+    [
+        ('resources:\n  - name: "a/b\n    memory: {request: 8Gi}\n', 4, "a quote is opened here and never closed"),
+        ("stateRoot: 'x\nmps: {}\n", 3, "a quote is opened here and never closed"),
+        (
+            'resources:\n  - name: "a/b\n    memory: {request: "8Gi"}\n',
+            4,
+            "a quote is opened here and closed in line 5: is one missing?",
+        ),
+        ("gpus: {include: [0, 1}\n", 3, ""),
+        ("gpus: {include: all\nmps: {}\n", 3, "`{` is opened here and not closed before line 4"),
+        ("gpus:\n  include: [0,\n  exclude: [1]\n", 4, "`[` is opened here and not closed before line 5"),
+        ("resources:\n  - name:a/b\n    unit: 1Gi\n", 4, "a space is missing behind `name:`"),
+        ("resources:\n  - name: @a/b\n", 4, "put the value in quotes"),
+        ("resources:\n  - name: a/b\n   unit: 1Gi\n", 5, "is this line indented as those beside it?"),
+        ("resources:\n\t- name: a/b\n", 4, "indented with a tab, use spaces"),
+        ("resources: {{ .Values.resources }}\n", 3, "is a template, with {{ .Values.resources }} for a value"),
+        ("{%- if x %}\nstateRoot: /x\n", 3, "is a template, with {%- if x %} for a value: render it first"),
+    ],
+)
+def test_what_is_no_yaml_names_the_line_to_mend(text: str, line: int, rule: str, any_loader: None) -> None:
+    found = the_problem(HEAD + text)
+    assert found.startswith(f"{line}: is ")
+    assert rule in found
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("monitoring:\n\n  port: 1\n", "7: monitoring: unknown key; known here"),
+        ("mps:\n  deamon:\n    x: 1\n", "8: mps.deamon: unknown key; known here"),
+        ("gpus:\n  groups:\n    Pair:\n    - 0\n", "9: gpus.groups.Pair: the name must be lower-case"),
+        (
+            "metrics:\n  - x\n",
+            '7: metrics: must be a mapping, such as {address: "127.0.0.1:9478"}, or {address: ""} for',
+        ),
+        ("annotations:\n  share: true\n", "7: annotations.gpus.include: is required"),
+        ("mps:\n  protocol: auto\nmps: {}\n", "9: mps: is given twice, first in line 7"),
+    ],
+)
+def test_a_problem_of_a_key_has_the_keys_line(text: str, problem: str, any_loader: None) -> None:
+    assert the_problem(MINIMAL + text).startswith(problem)
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
+def test_names_of_nvidias_device_plugin_are_not_ours_to_offer(name: str) -> None:
+    assert "is for NVIDIA's device plugin to offer" in the_problem(resource(name=name))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (resource(memory="{fraction: 50}"), "such as 0.5; did you mean 0.5?"),
+        (resource(memory="{fraction: '0.5'}"), "such as 0.5, without quotes"),
+        (
+            resource(memory="{fraction: 0,5}").replace("0,5", "0.5, 5: x"),
+            "if it is behind a comma, a decimal point is meant",
+        ),
+        (resource(compute="{mode: timeslicing}"), 'did you mean "time-slicing"?'),
+        (resource(memory="{requests: 8Gi}"), 'memory.requests: unknown key; did you mean "request"?'),
+        (resource(compute="", mode="sm-sharing"), "mode: unknown key: it belongs under compute"),
+        (resource(memory="", limit="8Gi"), "limit: unknown key: it belongs under memory"),
+        (resource(replicas="4"), "how many shares a GPU has follows from their memory"),
+        (MINIMAL + "mps: {protocol: v3}\n", 'must be auto, 2 or 3; did you mean "3"?'),
+        (MINIMAL + "backend: sim\n", 'did you mean "simulated"?'),
+        (MINIMAL + "mps: {sharedMemory: off}\n", "must be true or false; did you mean false?"),
+        (MINIMAL + "stateRoot: ~/x\n", "`~` and variables are not expanded"),
+        (MINIMAL + "metrics: {address: 9478}\n", 'did you mean "127.0.0.1:9478"?'),
+        (MINIMAL + "metrics: {address: '::1:9478'}\n", 'did you mean "[::1]:9478"?'),
+        ("version: v1\nsharing: {}\n", "is a config of NVIDIA's device plugin, and no NodeConfig"),
+        ("apiVersion: v1\nkind: ConfigMap\ndata: {}\n", "is a ConfigMap of v1, and no NodeConfig of gpufrac.dev/v1"),
+    ],
+)
+def test_one_problem_says_what_was_meant(text: str, problem: str) -> None:
+    assert problem in the_problem(text)
