@@ -48,7 +48,6 @@ from deviceplugin.plan.start import (
 from deviceplugin.plan.view import RESERVED, daemon_trouble, gpu_view, node_view
 from deviceplugin.presence import Holder, Observation
 from mpsd.config.model import Delivery, Enforcement, FixedMemory, NodeConfig, Resource, UnitMemory
-from mpsd.config.named import absent
 from mpsd.errors import GpufracError
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import Desired, DesiredAllocation, GpuStatus, HardLimits, Snapshot
@@ -729,10 +728,6 @@ class Broker:
     def gpus(self) -> tuple[GpuStatus, ...]:
         """The GPUs as known last, ordered by index."""
         return self._gpus
-
-    def absent_gpus(self) -> tuple[str, ...]:
-        """What the config names and the node does not have; nothing before mpsd has reported all GPUs."""
-        return absent(self._config, (gpu.info for gpu in self._gpus)) if self._complete else ()
 
     def allocations(self) -> list[Allocation]:
         """All live allocations, oldest first."""

@@ -185,7 +185,7 @@ class Services:
             config_error=self._config_error,
             config_restart_needed=self._restart_needed,
             gpu_devices_reason=self._devices.choice.reason,
-            problems=(*needs.lacks(config), *self._broker.problems, *self._broker.absent_gpus(), *unwritable),
+            problems=(*needs.lacks(config), *self._broker.problems, *unwritable),
             state_root=config.state_root,
             runtime=f"{self._runtime.name} {self._runtime.version}" if self._runtime is not None else "",
             annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,

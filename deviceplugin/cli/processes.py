@@ -171,9 +171,9 @@ def confirm_indices(config_path: str | None, run_root: str | None, output: str, 
     if output == "json":
         print_json({"changes": changes, "indices": {gpu.info.uuid: gpu.info.index for gpu in gpus}})
     elif changes:
-        click.echo(f"The config's indices mean what the driver says: {'; '.join(changes)}.")
+        say(f"The config's indices mean what the driver says: {'; '.join(changes)}.")
     else:
-        click.echo("The config's indices mean what the driver says already.")
+        say("The config's indices mean what the driver says already.")
 
 
 def _users(gpus: "Iterable[GpuStatus]") -> dict[int, str]:

@@ -19,7 +19,6 @@ from deviceplugin.attention import ABANDONED, attention
 from deviceplugin.broker import DAEMON_GRACE_S
 from deviceplugin.cli.node import Node, overview
 from deviceplugin.plan.model import ANNOTATED
-from mpsd.config.model import GpuSelection
 from mpsd.reason import Reason
 from mpsd.snapshot import DaemonState, DaemonStatus
 from tests.builders import config, fixed, ready, reported, resource, snapshot, uuid
@@ -210,20 +209,6 @@ def test_gpus_that_the_config_leaves_out_need_nobody_and_are_not_usable(world: W
     shown = dict(overview(Node(snapshot(*gpus[:2], out), "", picture, "")))
     assert shown["GPUs"] == "3, 3 ok, 1 excluded by the config"
     assert shown["allocations"].endswith("of 158Gi usable granted")
-
-
-def test_a_gpu_that_the_config_names_and_nobody_has_is_named(short_tmp: Path) -> None:
-    cfg = config(resource("a", fixed(8)), gpus=GpuSelection(include=(0, 3)))
-    world = World(short_tmp, cfg, gpus=1)
-    (said,) = world.broker.absent_gpus()
-    assert said.startswith("config: gpus.include names GPU 3, and no such GPU is on this node")
-    world.ledger.close()
-
-
-@pytest.mark.parametrize("value", [0, 999_999, 1_000_000, 1_000_001, 80 * 2**30 + 1, 2**53 - 1, True])
-def test_numbers_of_metrics_are_exact(value: int) -> None:
-    assert metrics.number(value) == str(int(value))
-    assert float(metrics.number(value + 0.5)) == value + 0.5
 
 
 def test_counters_go_on_above_a_million(world: World) -> None:
