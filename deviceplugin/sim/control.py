@@ -5,15 +5,16 @@ Same wire as the local API of the real processes: one JSON object per line, `{"v
 
 import os
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from deviceplugin.sim.manifests import LoadedPod, Note, parse_all
-from deviceplugin.sim.node import SimulatedNode
 from mpsd.errors import ConfigError, NotReachableError, ProtocolError
 from mpsd.localapi.client import call
-from mpsd.localapi.server import LocalServer
+
+if TYPE_CHECKING:  # whoever only asks a node needs nothing of what it is made of
+    from deviceplugin.sim.node import SimulatedNode
+    from mpsd.localapi.server import LocalServer
 
 T = TypeVar("T")
 
@@ -66,8 +67,10 @@ class Client(msgspec.Struct, frozen=True):
     pid: int | None = None
 
 
-def server(node: SimulatedNode) -> LocalServer:
+def server(node: "SimulatedNode") -> "LocalServer":
     """The node's control socket, not started yet."""
+    from deviceplugin.sim.manifests import LoadedPod, Note, parse_all
+    from mpsd.localapi.server import LocalServer
 
     def admit(params: dict[str, Any]) -> Admitted:
         asked = _convert(params, Admit)
