@@ -10,7 +10,9 @@ def config() -> None:
     """Check a config file, or show its effective values."""
 
 
-@config.command(epilog="Example: gpufrac config check /etc/gpufrac/config.yaml")
+@config.command(
+    short_help="Check a file: every problem at once.", epilog="Example: gpufrac config check /etc/gpufrac/config.yaml"
+)
 @click.argument("file", type=click.Path())
 @failures
 def check(file: str) -> None:
@@ -34,7 +36,9 @@ def check(file: str) -> None:
         say(f"note: {text}")
 
 
-@config.command(epilog="Example: gpufrac config show /etc/gpufrac/config.yaml -o json")
+@config.command(
+    short_help="Show a file with every default.", epilog="Example: gpufrac config show /etc/gpufrac/config.yaml -o json"
+)
 @click.argument("file", type=click.Path())
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)
 @failures

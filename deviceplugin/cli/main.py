@@ -40,6 +40,14 @@ COMMANDS = {
     "completion": Lazy("deviceplugin.cli.completion", "completion", "Print the shell completion script."),
 }
 
+BELOW = {
+    **dict.fromkeys(("check", "validate", "lint"), "config check"),
+    "show": "config show",
+    **{name: f"sim {name}" for name in ("run", "up", "admit", "client", "delete", "restart-kubelet")},
+    **{name: f"mpsd {name}" for name in ("replace", "cleanup", "confirm-indices")},
+}
+"""Commands that are looked for here and are below another."""
+
 EPILOG = """\b
 Examples:
   gpufrac config check /etc/gpufrac/config.yaml
@@ -65,6 +73,18 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(lazy.module), lazy.attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = str(args[0])
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            import difflib
+
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            meant = BELOW.get(name) or next(iter(near), "")
+            ctx.fail(f"No such command {name!r}.{f' Did you mean `gpufrac {meant}`?' if meant else ''}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -51,7 +51,7 @@ def mpsd(context: click.Context, config_path: str | None, log_format: Literal["t
     sys.exit(run(config_path, log_format=log_format))
 
 
-@mpsd.command(epilog="Example: gpufrac mpsd cleanup --yes")
+@mpsd.command(short_help="End every MPS daemon, before an uninstall.", epilog="Example: gpufrac mpsd cleanup --yes")
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @node_options
 @failures
@@ -106,7 +106,9 @@ def _clear_plugin(root: str, places: "Places") -> list[str]:
         return [PLUGIN_RUNS]
 
 
-@mpsd.command(epilog="Example: gpufrac mpsd replace 0 --reason 'new driver'")
+@mpsd.command(
+    short_help="Replace an MPS daemon by a fresh one.", epilog="Example: gpufrac mpsd replace 0 --reason 'new driver'"
+)
 @click.argument("daemon", metavar="GPU|GROUP", shell_complete=complete_gpu)
 @click.option("--now", is_flag=True, help="Don't wait for its clients: they lose their GPU.")
 @click.option("--reason", metavar="TEXT", help="For status and log.")
@@ -149,7 +151,11 @@ def replace(
         say(f"T{label[1:]} is being replaced; see: gpufrac daemons")
 
 
-@mpsd.command("confirm-indices", epilog="Example: gpufrac mpsd confirm-indices")
+@mpsd.command(
+    "confirm-indices",
+    short_help="Accept GPU indices as the driver has them now.",
+    epilog="Example: gpufrac mpsd confirm-indices",
+)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @node_options
 @failures

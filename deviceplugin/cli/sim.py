@@ -40,8 +40,15 @@ class Size(click.ParamType[int]):
         except QuantityError as error:
             self.fail(str(error), param, ctx)
         if size_bytes < parse_bytes(self._minimum):
-            self.fail(f"cannot use {value}: must be at least {self._minimum}, such as 80Gi", param, ctx)
+            unit = " (a number without a suffix counts bytes)" if value[-1:].isdigit() else ""
+            self.fail(f"cannot use {value}: must be at least {self._minimum}, such as 80Gi{unit}", param, ctx)
         return size_bytes
+
+
+class WholeNumber(click.IntRange):
+    """As IntRange, which calls itself an "integer range"."""
+
+    name = "whole number"
 
 
 class DriverVersion(click.ParamType[str]):
@@ -96,7 +103,7 @@ def node_options(command: F) -> F:
         click.option("--gpu-memory", type=Size("1Mi"), metavar="SIZE", help="Memory of each GPU. Default: 80Gi."),
         click.option(
             "--gpus",
-            type=click.IntRange(1, 64),
+            type=WholeNumber(1, 64),
             metavar="N",
             help="Number of GPUs. Default: 1, or as many as the config names by index.",
         ),
@@ -122,7 +129,10 @@ def sim() -> None:
     """A simulated node: no GPU, no cluster, no root. Shows what pods would get, and why one would be refused."""
 
 
-@sim.command(epilog="Example: gpufrac sim run --config node.yaml --gpus 2 pod.yaml")
+@sim.command(
+    short_help="Admit pods on a node of their own, show them.",
+    epilog="Example: gpufrac sim run --config node.yaml --gpus 2 pod.yaml",
+)
 @node_options
 @schedule_option
 @output_option
@@ -162,7 +172,9 @@ def run(
     sys.exit(0 if report.all_well(result) else 1)
 
 
-@sim.command(epilog="Example: gpufrac sim up --directory /tmp/node --gpus 2")
+@sim.command(
+    short_help="Keep a simulated node running.", epilog="Example: gpufrac sim up --directory /tmp/node --gpus 2"
+)
 @directory_option
 @node_options
 @failures
@@ -240,7 +252,11 @@ def delete(directory: str, *, force: bool, pods: tuple[str, ...]) -> None:
         say(f'pod "{name}" deleted from namespace "{namespace}"')
 
 
-@sim.command("restart-kubelet", epilog="Example: gpufrac sim restart-kubelet -d /tmp/node")
+@sim.command(
+    "restart-kubelet",
+    short_help="Restart the stub kubelet.",
+    epilog="Example: gpufrac sim restart-kubelet -d /tmp/node",
+)
 @directory_option
 @failures
 def restart_kubelet(directory: str) -> None:
@@ -284,6 +300,8 @@ def client(
     """
     from deviceplugin.sim.control import ControlClient
 
+    if device < 0:
+        raise click.BadParameter(f"cannot use --device {device}: GPUs are counted from 0")
     parts = target.split("/")
     if not 2 <= len(parts) <= 3 or not all(parts):
         raise click.BadParameter(f"cannot use {target!r}: write POD/CONTAINER or NAMESPACE/POD/CONTAINER")

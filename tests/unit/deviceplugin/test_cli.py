@@ -102,6 +102,36 @@ def test_usage_and_config_errors_exit_with_2(arguments: tuple[str, ...]) -> None
     assert "Traceback" not in got.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("statsu", "status"), ("check", "config check"), ("run", "sim run"), ("replace", "mpsd replace"), ("xyz", "")],
+)
+def test_a_command_that_is_not_there_is_told_with_the_one_that_was_meant(name: str, meant: str) -> None:
+    got = run(name)
+    assert got.exit_code == 2
+    assert f"No such command '{name}'." in got.stderr
+    assert (f"Did you mean `gpufrac {meant}`?" in got.stderr) == bool(meant)
+
+
+@pytest.mark.parametrize("group", ["config", "sim", "mpsd"])
+def test_the_overview_of_a_group_ends_no_line_in_the_middle(group: str) -> None:
+    assert "..." not in run(group, "--help").output.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sim", "run", "--gpus", "two", "x"), "'two' is not a valid whole number"),
+        (("sim", "run", "--gpu-memory", "80", "x"), "(a number without a suffix counts bytes)"),
+        (("sim", "client", "-d", "/x", "a/b", "--device", "-1"), "GPUs are counted from 0"),
+    ],
+)
+def test_options_of_the_simulated_node_say_what_they_take(arguments: tuple[str, ...], words: str) -> None:
+    got = run(*arguments)
+    assert got.exit_code == 2
+    assert words in " ".join(got.stderr.split())
+
+
 def test_manifests_without_a_pod_are_a_wrong_argument(short_tmp: Path) -> None:
     for name, text in (("config.yaml", (ROOT / "examples" / "config.yaml").read_text()), ("empty.yaml", "")):
         (short_tmp / name).write_text(text)
