@@ -104,7 +104,11 @@ class LocalServer:
                 log.error("cannot accept a connection", error=exc)
                 self._closing.wait(1.0)  # out of descriptors: others have to go first
                 continue
-            self._admit(connection)
+            try:
+                self._admit(connection)
+            except BaseException:
+                connection.close()
+                raise
 
     def _look(self) -> None:
         """Listens anew where our socket is gone."""

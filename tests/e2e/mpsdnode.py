@@ -57,7 +57,7 @@ resources:
 {node}
 mps: {{runRoot: {self.run_root}, logRoot: {self.root}/log{mps}}}
 cdi: {{directory: {self.root}/cdi}}
-kubelet: {{root: {self.root}/kubelet}}
+kubelet: {{root: {self.root}/kubelet, devicePlugins: {self.root}/kubelet/device-plugins}}
 stateRoot: {self.root}/state
 backend: simulated
 simulated: {{gpus: [{gpus}], driver: {self.version}}}
