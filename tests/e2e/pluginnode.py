@@ -57,6 +57,7 @@ class PluginNode:
         more: further sections of the config.
         runtime_sockets: the stub kubelet's container runtime takes NRI plugins at `nri.sock`, and stops containers that
             it is asked to at `cri.sock`.
+        root_dir: the kubelet's --root-dir, below `root`; its directory for device plugins does not follow it.
         constants: the plugin's process has these values, by module and name, such as `deviceplugin.keeper.OBSERVE_S`.
     """
 
@@ -69,17 +70,20 @@ class PluginNode:
         driver: str = "",
         *,
         runtime_sockets: bool = False,
+        root_dir: str = "kubelet",
         constants: Mapping[str, float] | None = None,
     ) -> None:
         self.root = root
         self._more, self._driver, self._constants = more, driver, dict(constants or {})
         self.mpsd = MpsdNode(root, gpus)
+        self.kubelet_root, self.device_plugins = root / root_dir, root / "kubelet" / "device-plugins"
         self.config = root / "config.yaml"
         self.write_config(resources)
         (root / "cdi").mkdir()
         self.kubelet = StubKubelet(
-            root / "kubelet",
+            self.kubelet_root,
             [str(root / "cdi")],
+            device_plugins=str(self.device_plugins),
             gpus=[gpu_uuid(index) for index in range(gpus)],
             simulation_directory=self.mpsd.simulation,
             nri=(lambda inventory: NriRuntime(f"{root}/nri.sock", inventory=inventory)) if runtime_sockets else None,
@@ -100,7 +104,7 @@ kind: NodeConfig
 resources:{resources}
 mps: {{runRoot: {self.root}/run, logRoot: {self.root}/log}}
 cdi: {{directory: {self.root}/cdi}}
-kubelet: {{root: {self.root}/kubelet, devicePlugins: {self.root}/kubelet/device-plugins}}
+kubelet: {{root: {self.kubelet_root}, devicePlugins: {self.device_plugins}}}
 stateRoot: {self.root}/state
 backend: simulated
 simulated: {{gpus: [{gpus}]{f", driver: {self._driver}" if self._driver else ""}}}
@@ -193,7 +197,7 @@ metrics: {{address: ""}}
 
     def checkpoint(self) -> list[dict[str, object]]:
         """Entries of the stub kubelet's checkpoint."""
-        data = json.loads((self.root / "kubelet" / "device-plugins" / "kubelet_internal_checkpoint").read_text())
+        data = json.loads((self.device_plugins / "kubelet_internal_checkpoint").read_text())
         entries = data["Data"]["PodDeviceEntries"] or []
         assert isinstance(entries, list)
         return entries

@@ -633,3 +633,31 @@ def test_hard_time_slicing_needs_no_mps_binary(short_tmp: Path) -> None:
         daemon = node.mpsd.client.snapshot().gpus[0].daemon
         assert daemon is not None
         assert "No such file or directory: is the driver's MPS package installed" in daemon.reason
+
+
+def test_a_kubelet_with_another_root_dir_is_served_and_its_pods_are_let_go(short_tmp: Path) -> None:
+    node = PluginNode(short_tmp, gpus=1, root_dir="data")
+    try:
+        node.start()
+        assert not (node.kubelet_root / "device-plugins").exists()
+        for number in range(4):
+            pods = [node.admit_running(f"p{number}-{n}") for n in range(2)]
+            node.until_status(lambda s: not s.kubelet_error and all(a.pod for a in s.allocations))
+            for pod in pods:
+                node.kubelet.delete(pod)
+        node.until(lambda: not node.records())
+    finally:
+        node.close()
+
+
+def test_a_root_dir_that_is_not_the_kubelet_s_is_named(short_tmp: Path) -> None:
+    node = PluginNode(short_tmp, gpus=1, root_dir="data")
+    try:
+        node.kubelet_root = short_tmp / "elsewhere"
+        node.write_config()
+        node.start()
+        seen = node.until_status(lambda s: s.kubelet_error)
+        assert f"set kubelet.root (now {short_tmp}/elsewhere)" in seen.kubelet_error
+        assert "E0000" not in node.log()
+    finally:
+        node.close()
