@@ -22,7 +22,7 @@ from deviceplugin.presence import Holder
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import Mode
 from mpsd.log import get_logger
-from mpsd.processes import PodProcess
+from mpsd.processes import PodProcess, start_time
 from mpsd.snapshot import DaemonState, GpuClients, GpuStatus
 
 log = get_logger("plugin")
@@ -39,6 +39,11 @@ class Enforced(msgspec.Struct, frozen=True):
 
     unenforced: Mapping[str, str] = {}
     doubts: Mapping[str, str] = {}
+
+
+def _is_alive(process: PodProcess) -> bool:
+    """Whether that very process is there; one of which the start is not known is taken to be."""
+    return process.started in (0, start_time(process.pid))
 
 
 class EnforcementCheck:
@@ -58,8 +63,10 @@ class EnforcementCheck:
         pod_processes: Callable[[], Mapping[str, list[PodProcess]]],
         look_up: Callable[[Sequence[str]], Mapping[str, GpuClients]],
         blind: str = "",
+        is_alive: Callable[[PodProcess], bool] = _is_alive,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._is_alive = is_alive
         self._broker, self._pods_directory = broker, pods_directory
         self._pod_processes, self._look_up, self._monotonic = pod_processes, look_up, monotonic
         self._blind = Verdict(VerdictCode.UNREADABLE, blind)
@@ -68,10 +75,8 @@ class EnforcementCheck:
         self._marked_s = float("-inf")
         self._verdicts: dict[str, Verdict] = {}
         """Of those whose marker was not seen, as of the last look."""
-        self._variables: dict[str, Mapping[str, str]] = {}
-        """What containers whose marker was seen were started with."""
-        self._own_users: set[str] = set()
-        """Those of which a container is in a user namespace."""
+        self._first: dict[str, PodProcess] = {}
+        """The first process of each container whose marker was seen."""
         self._past_mps: dict[str, str] = {}
         self.found = Enforced()
 
@@ -93,12 +98,12 @@ class EnforcementCheck:
                 (unenforced if verdict.unenforced else doubts).setdefault(key, verdict.message)
         gpus = {gpu.info.uuid: gpu for gpu in inspection.gpus}
         for allocation in inspection.allocations:
-            if (variables := self._variables.get(allocation.key)) is None:
+            if (first := self._first.get(allocation.key)) is None:
                 continue
-            apart = isolation.USER_NAMESPACE if allocation.key in self._own_users else isolation.SHARED
+            apart = isolation.USER_NAMESPACE if first.own_users else isolation.SHARED
             if apart.level(allocation.enforcement) is not allocation.enforcement:
                 unenforced.setdefault(allocation.key, apart.message)
-            for one in deviations(allocation, variables, default_limit_bytes=_default_limit(allocation, gpus)):
+            for one in deviations(allocation, first.variables, default_limit_bytes=_default_limit(allocation, gpus)):
                 (unenforced if one.unheld else doubts).setdefault(allocation.key, one.message)
         doubts = {key: text for key, text in doubts.items() if key not in unenforced}
         for key in unenforced.keys() - self.found.unenforced.keys():
@@ -111,8 +116,10 @@ class EnforcementCheck:
         self, inspection: Inspection, holders: Mapping[str, Holder], published: Collection[str], containers: Containers
     ) -> None:
         self._markers.keep(inspection.holders.keys())
-        self._variables = {key: v for key, v in self._variables.items() if key in inspection.holders}
-        self._own_users &= inspection.holders.keys()
+        for key, first in list(self._first.items()):
+            if key not in inspection.holders or not self._is_alive(first):
+                del self._first[key]
+                self._markers.forget(key)
         # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
         # Of annotated containers the runtime tells: at each start, and of all when it is met again.
         told = {a.key for a in inspection.allocations if a.container is not None}
@@ -132,9 +139,7 @@ class EnforcementCheck:
             begun = self._creation_begun(holders[key])
             self._verdicts[key] = self._markers.judge(key, pod, begun=begun, now_s=now_s)
             if self._verdicts[key] is MARKED and pod is not None:
-                self._variables[key] = pod.marked[key]
-                if key in pod.own_users:
-                    self._own_users.add(key)
+                self._first[key] = pod.marked[key]
 
     def _creation_begun(self, holder: Holder) -> bool:
         """Whether the kubelet has made the directory it makes before it creates a container."""
@@ -182,12 +187,11 @@ class EnforcementCheck:
             unmarked = {p.pid for p in running if p.marker is None and not p.unreadable} & strangers
             views[holder.pod_uid] = PodView(
                 running=len({process.container for process in running}),
-                marked={key: process.variables for key, process in first.items()},
+                marked=first,
                 expected=sum(1 for ns, pod, _ in containers if (ns, pod) == (holder.namespace, holder.pod)),
                 unmarked_clients=tuple(p.pid for p in running if p.pid in unmarked | claimers),
                 unreadable=any(process.unreadable for process in running),
                 isolation=isolation.of_processes(process.name for process in running),
-                own_users=frozenset(key for key, process in first.items() if process.own_users),
             )
         return views
 

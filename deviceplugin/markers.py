@@ -14,6 +14,7 @@ import msgspec
 
 from deviceplugin.isolation import SHARED, Isolation
 from deviceplugin.render import MARKER
+from mpsd.processes import PodProcess
 
 SUSPECT_S = 20.0
 
@@ -51,19 +52,17 @@ class PodView(msgspec.Struct, frozen=True):
     """One pod now.
 
     `running`: containers with a process, the pause container aside. `marked`: allocation keys its processes carry, and
-    the variables of NVIDIA's that the first process with it was started with. `expected`: app and sidecar containers
+    the first process with each. `expected`: app and sidecar containers
     that the kubelet shows. `unmarked_clients`: PIDs on a GPU without marker. `unreadable`: a process may have one that
-    can't be read. `isolation`: what the names of all its processes tell. `own_users`: keys that a first
-    process in a user namespace carries.
+    can't be read. `isolation`: what the names of all its processes tell.
     """
 
     running: int
-    marked: Mapping[str, Mapping[str, str]]
+    marked: Mapping[str, PodProcess]
     expected: int
     unmarked_clients: tuple[int, ...] = ()
     unreadable: bool = False
     isolation: Isolation = SHARED
-    own_users: frozenset[str] = frozenset()
 
 
 class Markers:
@@ -81,6 +80,10 @@ class Markers:
         """Forgets all others."""
         self._verified &= set(live)
         self._suspect_since_s = {key: s for key, s in self._suspect_since_s.items() if key in live}
+
+    def forget(self, key: str) -> None:
+        """The container that was verified is gone: another one may come."""
+        self._verified.discard(key)
 
     def judge(self, key: str, pod: PodView | None, *, begun: bool, now_s: float) -> Verdict:
         """Whether the container of an unverified allocation runs with our edits.

@@ -1,5 +1,6 @@
 """Whether containers are held to what was granted, as far as their processes show."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.attention import attention
-from mpsd.processes import PodProcess
+from mpsd.processes import PodProcess, start_time
 from mpsd.snapshot import GpuClient
 from tests.builders import config, fixed, info, reported, resource, snapshot, status, uuid
 from tests.unit.deviceplugin.test_keeper import AS_GRANTED, begun, looks, running
@@ -102,6 +103,23 @@ def test_a_container_in_a_user_namespace_is_held_by_its_cgroup_only(world: World
     (shown,) = world.picture().allocations
     assert shown.enforcement == ("none" if own_users else "cooperative")
     assert ("hostUsers" in shown.reason) is own_users
+
+
+def test_a_container_that_was_made_again_is_looked_at_again(world: World) -> None:
+    got = world.grant()
+    begun(world, got)
+    (_, first) = running(got.key)
+    world.processes = {"uid-1": [replace(first, pid=os.getpid(), started=start_time(os.getpid()) or 0)]}
+    assert looks(world, 5) == set()
+    (_, second) = running(got.key, variables=AS_GRANTED | {"NVIDIA_VISIBLE_DEVICES": "all"})
+    world.processes = {"uid-1": [second]}
+    assert looks(world, 5) == set(), "the first one is there still"
+    world.processes = {"uid-1": [replace(first, pid=os.getpid(), started=1)]}  # another had that PID
+    world.begin()
+    world.keeper.attach()
+    assert looks(world, 5) == set()
+    world.processes = {"uid-1": [second]}
+    assert looks(world, 10) == {got.key}
 
 
 def test_nobody_is_accused_of_a_variable_that_changes_nothing(short_tmp: Path) -> None:
