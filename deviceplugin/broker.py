@@ -701,6 +701,16 @@ class Broker:
         return self._mpsd_seen
 
     @property
+    def complete(self) -> bool:
+        """Whether mpsd has shown all GPUs since this process started."""
+        return self._complete
+
+    @property
+    def runtime_heard(self) -> bool:
+        """Whether the container runtime tells of annotated pods now."""
+        return self._holders.annotated.heard
+
+    @property
     def hard(self) -> HardAbility:
         """Whether new containers can be held to hard limits, as far as known."""
         return self._hard

@@ -19,6 +19,7 @@ from cdi.writer import Applied
 from deviceplugin import ids, render
 from deviceplugin.broker import Broker
 from deviceplugin.enforced import EnforcementCheck
+from deviceplugin.firstlook import FirstLook, Looked
 from deviceplugin.foreign import InitHolders, foreign_holders, reservations
 from deviceplugin.hardlimits import LimitKeeper, LimitState, MarkedCgroup
 from deviceplugin.kubelet import checkpoint
@@ -69,6 +70,7 @@ class Mpsd(Protocol):
     """The calls the keeper makes to mpsd; they raise GpufracError."""
 
     def apply(self, desired: Desired) -> None: ...
+    def desired(self) -> Desired: ...
     def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, GpuClients]: ...
     def limits(self, queries: Sequence[LimitQuery]) -> Sequence[LimitReading]: ...
     def set_limits(self, gpu: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> LimitReading: ...
@@ -168,6 +170,7 @@ class Keeper:
             pod_exists=self._pod_exists,
         )
         self._init_holders = InitHolders()
+        self._first_look = FirstLook(broker, mpsd)
         self._foreign: dict[str, str] = {}
         self._resent: set[str | Shares] = set()
         self._ledger_error = ""
@@ -199,6 +202,8 @@ class Keeper:
         """A (new) mpsd answers: it gets the whole desired state again."""
         self._push_needed = True
         self._broker.wake()
+        if not self._first_look.looked().all:
+            self.look()
 
     def look(self) -> None:
         """Look at the kubelet soon."""
@@ -256,18 +261,21 @@ class Keeper:
         """One round: files withdrawn first, lists published, desired state pushed, and only then files written: mpsd
         may take long to answer. Seconds until a list changes by time alone."""
         settled = self._broker.mpsd_seen or self._monotonic() - self._started_s >= UNKNOWN_S
-        version, permitted = self._broker.version, self._broker.permitted()
+        looked = self._first_look.looked()  # before the grants: what is adopted from now on may be missing there
+        version, recorded, permitted = self._broker.version, self._recorded(), self._broker.permitted()
         problems = self._withdraw_all_but(permitted) if settled else []
         deadline_s = self._broker.publish()
         due = not self._verified_s or self._monotonic() - self._verified_s >= VERIFY_S
         settable = self._broker.hard.settable
         verify = due or bool(self.report.spec_error) or settable != self._settable
         self._settable = settable
-        self._push(again=verify)
+        self._push(looked, again=verify)
         if settled:
             if self._broker.version != version:
-                permitted = self._broker.permitted()
-            problems += self._write_all(permitted, verify=verify or self._files_are_off())
+                recorded, permitted = self._recorded(), self._broker.permitted()
+            barred = recorded - permitted.keys()
+            verify = verify or self._files_are_off()
+            problems += self._write_all(permitted, barred, verify=verify, looked=looked.all)
             self._note_objections()
             self._note_spec_error("; ".join([problem for problem in problems if problem][:3]))
         return deadline_s
@@ -278,18 +286,26 @@ class Keeper:
             self.report.published = frozenset(self._published)
         return problems
 
-    def _write_all(self, permitted: Mapping[str, Grant], *, verify: bool) -> list[str]:
+    def _recorded(self) -> set[str]:
+        return {allocation.key for allocation in self._broker.allocations()}
+
+    def _write_all(
+        self, permitted: Mapping[str, Grant], barred: Collection[str], *, verify: bool, looked: bool
+    ) -> list[str]:
+        """Writes what is missing. To `verify` also puts right what is there: all of it once the world was `looked` at,
+        until then only what has a record."""
         changed = {key for key, grant in permitted.items() if self._published.get(key) != grant}
         held_back = self._last_owners.hold_back([permitted[key][0] for key in changed])
         with self._spec_lock:
             wanted = permitted.keys() if verify else changed
             # What was released since must not come back.
             grants = {key: permitted[key] for key in wanted - held_back.keys() if self._broker.is_live(key)}
-            if verify:
+            if verify and looked:
                 problems = self._verify(grants)
                 self._verified_s = self._monotonic()
             else:
-                problems = [self._write(*grant) for grant in grants.values()]
+                problems = [self._withdraw(key) for key in sorted({*barred, *held_back} if verify else ())]
+                problems += [self._write(*grant) for grant in grants.values()]
             self.report.published = frozenset(self._published)
             self.report.held_back = held_back
             self._attached.notify_all()
@@ -345,13 +361,13 @@ class Keeper:
                 log.error("CDI devices of ours are not ours alone", reason=text)
         self.report.spec_objections = objections
 
-    def _push(self, *, again: bool) -> None:
+    def _push(self, looked: Looked, *, again: bool) -> None:
         desired = self._broker.desired()
         if desired == self._pushed and not self._push_needed and not again:
             return
         self._push_needed = False  # before the call: a new mpsd may come up during it
         try:
-            self._mpsd.apply(desired)
+            self._mpsd.apply(self._first_look.with_unknown(desired, looked))
         except GpufracError as error:
             self._push_needed = True
             log.debug("the desired state waits for mpsd", error=str(error))
@@ -423,6 +439,7 @@ class Keeper:
             self._broker.observe_kubelet(seen, foreign, judged, frozenset(reserved))
             self._broker.observe_directories(self._pod_exists)
             self._adopt(seen)
+            self._first_look.adopted(checkpoint=entries is not None)
             self._containers = containers
             self._observed_s = self._monotonic()
             return True

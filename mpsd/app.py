@@ -250,6 +250,9 @@ def methods(supervisor: Supervisor, terminator: Terminator, door: LimitDoor) -> 
     def apply(params: dict[str, Any]) -> None:
         supervisor.apply(_params(params, _Apply).desired)
 
+    def desired(params: dict[str, Any]) -> Desired:
+        return supervisor.desired()
+
     def clients(params: dict[str, Any]) -> dict[str, GpuClients]:
         asked = _params(params, _Clients)
         if len(asked.uuids) > MAX_UUIDS:
@@ -283,6 +286,7 @@ def methods(supervisor: Supervisor, terminator: Terminator, door: LimitDoor) -> 
         "snapshot": lambda _: supervisor.snapshot,
         "watch": watch,
         "apply": apply,
+        "desired": desired,
         "clients": clients,
         "limits": limits,
         "set_limits": set_limits,

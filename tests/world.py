@@ -71,7 +71,7 @@ class FakeSpecs:
 
 class FakeMpsd:
     def __init__(self) -> None:
-        self.desired: list[Desired] = []
+        self.told: list[Desired] = []
         self.on_gpu: dict[str, tuple[GpuClient, ...]] = {}
         self.hung: dict[str, str] = {}
         self.on_clients: Callable[[], object] = lambda: None
@@ -84,7 +84,12 @@ class FakeMpsd:
     def apply(self, desired: Desired) -> None:
         if self.down:
             raise NotReachableError("cannot reach mpsd")
-        self.desired.append(desired)
+        self.told.append(desired)
+
+    def desired(self) -> Desired:
+        if self.down:
+            raise NotReachableError("cannot reach mpsd")
+        return self.told[-1] if self.told else Desired()
 
     def clients(self, uuids: Sequence[str], timeout_s: float) -> Mapping[str, GpuClients]:
         if self.down:

@@ -84,6 +84,10 @@ class MpsdClient:
         """Hands over the whole desired state."""
         call(self._path, "apply", {"desired": desired}, object, self._timeout_s)
 
+    def desired(self) -> Desired:
+        """The desired state that was handed over last, by whomever."""
+        return call(self._path, "desired", None, Desired, self._timeout_s)
+
     def clients(self, uuids: Sequence[str], timeout_s: float = TIMEOUT_S) -> dict[str, GpuClients]:
         """Who uses these GPUs, looked up now: GPU UUID -> its clients, or why that can't be told of this GPU."""
         # mpsd gives up on a hung GPU first, so that what the others said still gets here.

@@ -201,6 +201,10 @@ class Supervisor:
         """Takes the whole desired state; what it does not name is unbound."""
         self._post(partial(self._on_desired, desired))
 
+    def desired(self) -> Desired:
+        """What was handed over last, if need be to a process before this one."""
+        return self._ask(lambda: self._desired)
+
     def log_event(self, name: str, event: LogEvent) -> None:
         """Something that a daemon's log says."""
         self._post(partial(self._on_log_event, name, event))

@@ -72,6 +72,25 @@ def test_a_share_whose_last_pod_was_deleted_by_force_waits_for_its_processes(sho
         node.close()
 
 
+def test_lost_records_take_nothing_from_who_runs(node: PluginNode) -> None:
+    plugin = node.start()
+    pod = node.admit_running("a")
+    node.until(lambda: node.cdi_keys() == {key(pod)})
+    (path,) = (node.root / "cdi").glob("*allocation_*.json")
+    mpsd_state = node.root / "state" / "mpsd.json"
+    node.until(lambda: key(pod) in mpsd_state.read_text())
+    before = [written.stat().st_ino for written in (path, mpsd_state)]
+    kill(plugin)
+    for record in (node.root / "state" / "plugin" / "allocations").glob("*.json"):
+        record.unlink()
+    node.start_plugin()
+    status = node.until_status(lambda s: s.allocations and s.allocations[0].pod == "a")
+    assert status.allocations[0].key == key(pod)
+    node.until_status(lambda s: s.allocations[0].state == "attached")
+    after = [written.stat().st_ino for written in (path, mpsd_state)]
+    assert after == before, "a file was gone, or mpsd was told otherwise, for a while"
+
+
 def test_a_pod_gets_its_share_its_daemon_and_its_limit(node: PluginNode) -> None:
     node.start()
     pod = node.admit_running("a")

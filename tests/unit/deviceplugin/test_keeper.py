@@ -40,7 +40,7 @@ def world(short_tmp: Path) -> Iterator[World]:
 def test_a_grant_becomes_a_file_and_a_desired_mode(world: World) -> None:
     got = world.grant()
     assert set(world.specs.files) == {got.key}
-    assert [(a.key, a.gpus, a.mode, a.slot) for a in world.mpsd.desired[-1].allocations] == [
+    assert [(a.key, a.gpus, a.mode, a.slot) for a in world.mpsd.told[-1].allocations] == [
         (got.key, (uuid(0),), Mode.SM_SHARING, 0)
     ]
 
@@ -775,7 +775,7 @@ def mounted(world: World, key: str) -> str:
 
 def test_a_group_share_is_desired_on_all_members_and_starts_when_all_are_fit(grouped: World) -> None:
     got = grouped.grant("pair", "pair0::1")
-    (wanted,) = grouped.mpsd.desired[-1].allocations
+    (wanted,) = grouped.mpsd.told[-1].allocations
     assert (wanted.group, wanted.gpus, wanted.limit_bytes, wanted.slot) == ("pair0", (uuid(0), uuid(1)), 20 << 30, 1)
     assert set(grouped.specs.files) == {got.key}
     first, second, third = reported(grouped.broker.config, grouped.infos, grouped.broker.desired())
@@ -787,7 +787,7 @@ def test_a_group_share_is_desired_on_all_members_and_starts_when_all_are_fit(gro
 
 def test_units_are_told_without_a_slot(grouped: World) -> None:
     grouped.grant("u", f"{uuid(2)}::3")
-    assert [a.slot for a in grouped.mpsd.desired[-1].allocations] == [None]
+    assert [a.slot for a in grouped.mpsd.told[-1].allocations] == [None]
 
 
 def test_under_protocol_3_a_container_mounts_its_namespace_only_and_only_once_it_is_there(grouped: World) -> None:
