@@ -8,17 +8,20 @@ from collections.abc import Mapping
 
 from deviceplugin.kubernetes.frontend import OFF
 from mpsd.config.model import NodeConfig
+from mpsd.host.checks import environment_objection
 from mpsd.host.survival import INITIAL_PID
 
-SYS_PTRACE = 19
-"""Number of the capability (linux/capability.h)."""
+BLIND = "whether they run with their limits can't be told"
 
 
 def lacks(config: NodeConfig, *, environ: Mapping[str, str] = os.environ, proc: str = "/proc") -> tuple[str, ...]:
     """Each piece that is missing: what can't be done, why, and what to give."""
     if config.backend == "simulated":
         return ()  # its containers are our own user's processes
-    found = [sees_no_containers(proc) or reads_no_environments(proc), *no_host_paths(config, environ)]
+    found = [
+        sees_no_containers(proc) or environment_objection("the plugin", BLIND, proc),
+        *no_host_paths(config, environ),
+    ]
     return tuple(filter(None, (*found, no_node_name(config, environ))))
 
 
@@ -32,24 +35,8 @@ def sees_no_containers(proc: str = "/proc") -> str:
     if namespace == INITIAL_PID:
         return ""
     return (
-        "cannot see the processes of containers, so whether they run with their limits can't be told: the plugin is in "
-        "a PID namespace of its own: set hostPID: true"
-    )
-
-
-def reads_no_environments(proc: str = "/proc") -> str:
-    """Why the environment of other users' processes can't be read, empty when it can (ptrace(2), PTRACE_MODE_READ)."""
-    try:
-        with open(f"{proc}/self/status", encoding="ascii", errors="replace") as file:
-            lines = dict(line.split(":", 1) for line in file if ":" in line)
-        effective = int(lines["CapEff"], 16)
-    except (OSError, KeyError, ValueError) as error:
-        return f"cannot tell the plugin's capabilities: {error}: mount /proc"
-    if effective >> SYS_PTRACE & 1:
-        return ""
-    return (
-        "cannot read the environment of containers' processes, so whether they run with their limits can't be told: "
-        "the plugin lacks capability SYS_PTRACE: run it as root and privileged, or with that capability"
+        f"cannot see the processes of containers, so {BLIND}: the plugin is in a PID namespace of its own: set "
+        "hostPID: true"
     )
 
 

@@ -152,7 +152,8 @@ def _place(config: NodeConfig) -> tuple["HostPlace | SimulatedPlace", tuple[str,
         checks.root_objection(os.geteuid()),
         found.reason,
         checks.raise_nofile(),
-        checks.pid_namespace_objection(),
+        checks.pid_namespace_objection()
+        or checks.environment_objection("mpsd", "whose a process on a GPU is can't be told"),
         checks.closed_objection(config.mps.run_root, found.host_root),
     )
     warnings = tuple(filter(None, lacks))

@@ -9,6 +9,8 @@ from mpsd.host.survival import INITIAL_PID
 NOFILE_NEEDED = 16384
 """MPS fails to create shared memory segments below that (NVIDIA MPS documentation)."""
 NOFILE_WANTED = 65536
+SYS_PTRACE = 19
+"""Number of the capability (linux/capability.h)."""
 
 
 def raise_nofile() -> str:
@@ -90,4 +92,25 @@ def closed_objection(directory: str, host_root: str = "") -> str:
     return (
         f"containers that are not root can't reach their MPS daemon: other users can't pass {closed}, above mps.runRoot"
         f" {directory}: chmod o+x {closed}, and restart mpsd"
+    )
+
+
+def environment_objection(who: str, so: str, proc: str = "/proc") -> str:
+    """Why we can't read the environment of other users' processes, empty when we can (ptrace(2), PTRACE_MODE_READ).
+
+    Args:
+        who: we, as texts name us.
+        so: what can't be told by that.
+    """
+    try:
+        with open(f"{proc}/self/status", encoding="ascii", errors="replace") as file:
+            lines = dict(line.split(":", 1) for line in file if ":" in line)
+        effective = int(lines["CapEff"], 16)
+    except (OSError, KeyError, ValueError) as error:
+        return f"cannot tell the capabilities of {who}: {error}: mount /proc"
+    if effective >> SYS_PTRACE & 1:
+        return ""
+    return (
+        f"cannot read the environment of containers' processes, so {so}: {who} lacks capability SYS_PTRACE: run it as "
+        "root and privileged, or with that capability"
     )

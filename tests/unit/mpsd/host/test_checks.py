@@ -56,6 +56,25 @@ def test_the_pid_namespace(short_tmp: Path, link: str, text: str) -> None:
     assert bool(objection) == bool(text)
 
 
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ("Name:\tx\nCapEff:\t000001ffffffffff\n", ""),
+        (
+            "CapEff:\t00000000a80425fb\n",
+            "cannot read the environment of containers' processes, so it can't be told: mpsd",
+        ),
+        ("Name:\tx\n", "cannot tell the capabilities of mpsd: 'CapEff': mount /proc"),
+    ],
+)
+def test_who_may_not_look_into_processes_says_so(short_tmp: Path, status: str, text: str) -> None:
+    (short_tmp / "self").mkdir()
+    (short_tmp / "self" / "status").write_text(status)
+    objection = checks.environment_objection("mpsd", "it can't be told", str(short_tmp))
+    assert objection.startswith(text)
+    assert bool(objection) == bool(text)
+
+
 def test_root_is_asked_for() -> None:
     assert checks.root_objection(0) == ""
     assert "mpsd runs as user 1000: run it as root" in checks.root_objection(1000)
