@@ -70,6 +70,9 @@ class Markers:
 
     def __init__(self) -> None:
         self._verified: set[str] = set()
+        self._before: set[str] = set()
+        """Those of which an earlier container was verified: one that ended and debug containers beside it look just
+        like one without a marker."""
         self._suspect_since_s: dict[str, float] = {}
 
     def unverified(self, keys: Iterable[str]) -> set[str]:
@@ -79,11 +82,13 @@ class Markers:
     def keep(self, live: Collection[str]) -> None:
         """Forgets all others."""
         self._verified &= set(live)
+        self._before &= set(live)
         self._suspect_since_s = {key: s for key, s in self._suspect_since_s.items() if key in live}
 
     def forget(self, key: str) -> None:
         """The container that was verified is gone: another one may come."""
         self._verified.discard(key)
+        self._before.add(key)
 
     def judge(self, key: str, pod: PodView | None, *, begun: bool, now_s: float) -> Verdict:
         """Whether the container of an unverified allocation runs with our edits.
@@ -106,6 +111,8 @@ class Markers:
             )
         if begun and pod.isolation != SHARED:
             return Verdict(VerdictCode.SANDBOX, pod.isolation.message)
+        if key in self._before:
+            return WAITING
         if not begun or pod.running < max(1, pod.expected):
             self._suspect_since_s.pop(key, None)
             return WAITING

@@ -122,6 +122,16 @@ def test_a_container_that_was_made_again_is_looked_at_again(world: World) -> Non
     assert looks(world, 10) == {got.key}
 
 
+def test_a_container_that_ended_is_not_accused_for_what_runs_beside_it(world: World) -> None:
+    got = world.grant()
+    begun(world, got)
+    (_, first) = running(got.key)
+    world.processes = {"uid-1": [replace(first, pid=os.getpid(), started=1)]}  # which has ended by the next look
+    assert looks(world, 5) == set()
+    world.processes = {"uid-1": running(None, None)}  # such as a debug container
+    assert looks(world, 120) == set()
+
+
 def test_nobody_is_accused_of_a_variable_that_changes_nothing(short_tmp: Path) -> None:
     world = World(short_tmp, config(resource("a", fixed(8))))
     got = world.grant()
