@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import stat
+import struct
 from collections.abc import Collection, Iterator
 
 from cdi.atomic import make_directory
@@ -52,14 +53,21 @@ def is_socket(path: str) -> bool:
 def is_served(dirs: DaemonDirs) -> bool:
     """Whether somebody listens on the control socket; where that can't be told somebody does. A link is no socket:
     whoever may write the directory would point it at somebody who listens for ever."""
+    return listener(dirs) is not None
+
+
+def listener(dirs: DaemonDirs) -> int | None:
+    """PID of who listens on the control socket: who called listen(2), by the kernel's word. None: nobody does. 0: it
+    can't be told, or is of another PID namespace."""
     if os.path.lexists(dirs.control_socket) and not is_socket(dirs.control_socket):
-        return False
+        return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(dirs.control_socket)
         except OSError as error:
-            return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED)
-        return True
+            return None if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED) else 0
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[0])
 
 
 def read_file(path: str, max_bytes: int, *, end: bool = False) -> bytes:

@@ -207,17 +207,33 @@ class LocalHost:
         if running := self.find(spec):
             return running
         self._end(spec, ())  # servers of a daemon that died keep the GPU from the next
-        if directories.is_served(spec.dirs):
-            raise ForeignDaemonError(
-                f"cannot use {spec.dirs.pipe}: a process that we did not start listens on {spec.dirs.control_socket}: "
-                "end it"
-            )
+        self._check_listener(spec)
         directories.clear_stale(spec.dirs)
         self._state.record_daemon(spec.name, self._intent(spec))
         self._start(spec)
         identity = process.find_started(spec.name, spec.dirs, self._boot_id, simulated=self._simulated)
         self._state.record_daemon(spec.name, identity)
         return Running(identity, adopted=False)
+
+    def _check_listener(self, spec: DaemonSpec) -> None:
+        """Raises ForeignDaemonError where somebody listens on the control socket whose daemon it may be. A process of a
+        tenant's pod is none: it could write to the directory (`mps.writableMount`), and its socket goes with the
+        rest."""
+        pid = directories.listener(spec.dirs)
+        if pid is None:
+            return
+        if pid and processes.in_a_pod_of_others(pid, simulated=self._simulated):
+            log.warning(
+                "a process of a pod listens in the MPS daemon's place; its socket is removed",
+                daemon=spec.name,
+                pid=pid,
+                pod=processes.pod_uid_of(pid, simulated=self._simulated),
+            )
+            return
+        raise ForeignDaemonError(
+            f"cannot use {spec.dirs.pipe}: a process that we did not start listens on {spec.dirs.control_socket}"
+            f"{f' (pid {pid})' if pid else ''}: end it"
+        )
 
     def _intent(self, spec: DaemonSpec) -> DaemonIdentity:
         """The record of a daemon about to be started: should we die before it has a PID, it is looked for all the

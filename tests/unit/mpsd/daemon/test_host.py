@@ -224,9 +224,36 @@ def test_whoever_else_listens_there_is_left_alone(node: Node) -> None:
     with socket.socket(socket.AF_UNIX) as foreign:
         foreign.bind(node.dirs.control_socket)
         foreign.listen()
-        with pytest.raises(ForeignDaemonError, match=r"a process that we did not start listens on .*control: end it"):
+        said = rf"a process that we did not start listens on .*control \(pid {os.getpid()}\): end it"
+        with pytest.raises(ForeignDaemonError, match=said):
             node.host.spawn(node.spec())
         assert os.path.exists(node.dirs.control_socket)
+
+
+SQUAT = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_tenant_that_listens_in_the_daemons_place_keeps_no_daemon_from_starting(node: Node) -> None:
+    """With `mps.writableMount` root in a container can remove the socket and bind its own."""
+    directories.prepare(node.dirs)
+    arguments, pipe = [sys.executable, "-ISc", SQUAT, node.dirs.control_socket], subprocess.PIPE
+    with subprocess.Popen(arguments, stdin=pipe, stdout=pipe, env={processes.SIMULATED_POD_UID: "uid-1"}) as tenant:
+        assert tenant.stdout is not None
+        tenant.stdout.readline()
+        assert directories.listener(node.dirs) == tenant.pid
+        with pytest.raises(ForeignDaemonError, match=f"pid {tenant.pid}"):
+            node.host.spawn(node.spec())  # as a process of the host it would be left alone
+        running = LocalHost(node.mps, node.state, simulated=True).spawn(node.spec())
+        assert directories.listener(node.dirs) != tenant.pid
+        assert process.is_alive(running.identity)
+        assert tenant.poll() is None
 
 
 def test_a_foreign_daemon_named_by_the_pid_file_is_left_alone(node: Node) -> None:
