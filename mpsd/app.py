@@ -92,7 +92,8 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     """Starts everything; `parts` takes what has to be closed, last started first."""
     config, backend = _backend(config)
     try:
-        state = StateFile(os.path.join(config.state_root, "mpsd.json"), processes.boot_id())
+        copy = os.path.join(config.mps.run_root, "mpsd.json")
+        state = StateFile(os.path.join(config.state_root, "mpsd.json"), processes.boot_id(), copy)
     except OSError as error:
         raise GpufracError(f"cannot prepare {error.filename}: {error.strerror}") from error
 

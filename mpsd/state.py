@@ -46,12 +46,20 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateFile:
-    """Loads once, then each method writes through. Safe from several threads."""
+    """Loads once, then each method writes through. Safe from several threads.
 
-    def __init__(self, path: str, boot_id: str) -> None:
-        self._path = path
+    Args:
+        copy: a second file, on another file system, that counts for this boot where the first one is lost: what it says
+            of compute modes is nowhere else, and a GPU would stay in ours in silence. Empty: none.
+    """
+
+    def __init__(self, path: str, boot_id: str, copy: str = "") -> None:
+        self._path, self._copy = path, copy
         self._lock = threading.Lock()
-        self._saved = _load(path, boot_id)
+        found = _load(path) or (_load(copy) if copy else None)
+        self.begins_anew = found is None
+        """Whether nothing of an earlier mpsd was found."""
+        self._saved = Saved(boot_id=boot_id) if found is None else _of_boot(found, boot_id)
         self.problem = ""
         """Why the last change could not be written, empty when it was."""
 
@@ -94,6 +102,11 @@ class StateFile:
             self.problem = f"cannot write {self._path}: {error.strerror}"
             raise TransientError(self.problem) from error
         self._saved, self.problem = saved, ""
+        if self._copy:
+            try:
+                records.write(self._copy, saved)
+            except OSError as error:
+                log.warning("what mpsd remembers has no copy", path=self._copy, error=str(error.strerror))
 
 
 def _with(mapping: dict[str, V], key: str, value: V | None) -> dict[str, V]:
@@ -101,13 +114,16 @@ def _with(mapping: dict[str, V], key: str, value: V | None) -> dict[str, V]:
     return rest if value is None else {**rest, key: value}
 
 
-def _load(path: str, boot_id: str) -> Saved:
+def _load(path: str) -> Saved | None:
     try:
-        saved = records.take(path, Saved, _flaw) or Saved(boot_id=boot_id)
+        return records.take(path, Saved, _flaw)
     except records.RecordError as error:  # the compute modes found may still be read by a person
         reason = f"{error}; {error.kept}"
         log.warning("cannot use what an earlier mpsd recorded; starting without", path=path, error=reason)
-        return Saved(boot_id=boot_id)
+        return None
+
+
+def _of_boot(saved: Saved, boot_id: str) -> Saved:
     if saved.boot_id == boot_id:
         return saved
     return Saved(boot_id=boot_id, desired=saved.desired, protocol=saved.protocol, numbering=saved.numbering)

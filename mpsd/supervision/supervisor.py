@@ -62,6 +62,9 @@ HOLDERS_FIRST = (
     "it ends by itself once nothing granted on them is left: delete the pods that `gpufrac allocations` names for it"
 )
 """What helps with a daemon whose GPUs are gone. A cleanup would end the daemons of all other GPUs, too."""
+NOT_FOUND_SO = (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.PROHIBITED)
+"""Compute modes that GPUs are rarely found in, and that we set."""
+
 T = TypeVar("T")
 
 
@@ -144,6 +147,8 @@ class Supervisor:
             tried=self._on_tried,
         )
         self._gpus: dict[str, _Gpu] = {}
+        self._first_modes: dict[str, ComputeMode] = {}
+        """Compute modes seen first that may be an earlier mpsd's, where no record tells."""
         self._daemons: dict[str, DaemonKeeper] = {}
         self._lanes: dict[str, Lane] = {}
         """Of daemons by name: one that goes and comes again must not overtake itself."""
@@ -388,6 +393,8 @@ class Supervisor:
             gpu = self._gpus.get(seen.info.uuid)
             if gpu is None:
                 self._gpus[seen.info.uuid] = self._new_gpu(seen)
+                if self._state.begins_anew and seen.compute_mode in NOT_FOUND_SO:
+                    self._first_modes[seen.info.uuid] = seen.compute_mode
                 log.info("GPU", gpu=seen.info.uuid, index=seen.info.index)
             else:
                 compute_mode = gpu.mode.observe(seen, gpu.state.compute_mode)
@@ -891,6 +898,7 @@ class Supervisor:
                 *self._misnamed(),
                 *self._nameless(),
                 *self._homeless(),
+                *self._inherited_modes(),
                 *self._hard_limits.warnings,
             ),
         )
@@ -901,6 +909,17 @@ class Supervisor:
         return numbering.warnings(
             self._config, self._indices.numbering, [gpu.state.info for gpu in self._gpus.values()]
         )
+
+    def _inherited_modes(self) -> Iterable[str]:
+        """A compute mode that may be an earlier mpsd's, where nothing tells what was found before it."""
+        for uuid, first in self._first_modes.items():
+            gpu = self._gpus[uuid]
+            if self._state.saved.compute_modes.get(uuid, gpu.state.compute_mode) is first:
+                yield (
+                    f"GPU {gpu.state.info.index}: it was in compute mode {first} when mpsd started, without a record "
+                    "of who set it (mpsd.json was not there), and is given back so: if that is not wanted: nvidia-smi "
+                    f"-i {uuid} -c DEFAULT while nothing is bound there"
+                )
 
     def _homeless(self) -> Iterable[str]:
         return (

@@ -94,3 +94,18 @@ def test_what_cannot_be_written_is_an_error_and_not_remembered(short_tmp: Path) 
     (short_tmp / "file").unlink()
     state.record_daemon("GPU-1", IDENTITY)
     assert state.problem == ""
+
+
+@pytest.mark.parametrize("loss", ["removed", "damaged"])
+def test_what_is_lost_of_the_first_file_is_in_the_second_for_this_boot(short_tmp: Path, loss: str) -> None:
+    path, copy = short_tmp / "state" / "mpsd.json", f"{short_tmp}/run/mpsd.json"
+    state = StateFile(str(path), "boot", copy)
+    assert state.begins_anew
+    state.record_compute_mode("GPU-1", ComputeMode.DEFAULT)
+    path.unlink() if loss == "removed" else path.write_text("{")
+    again = StateFile(str(path), "boot", copy)
+    assert (again.begins_anew, again.saved.compute_modes) == (False, {"GPU-1": ComputeMode.DEFAULT})
+    again.record_desired(DESIRED)
+    assert StateFile(str(path), "boot").saved == again.saved
+    path.unlink()
+    assert StateFile(str(path), "next boot", copy).saved.compute_modes == {}

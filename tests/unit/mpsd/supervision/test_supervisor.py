@@ -1245,3 +1245,15 @@ def test_a_gpu_lost_since_before_the_start_is_told(calm: Bench) -> None:
     assert said.startswith("the driver counts a GPU more than it can read: lost since before mpsd started")
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
     calm.until(lambda s: not s.warnings)
+
+
+def test_a_compute_mode_that_nobody_remembers_setting_is_told(calm: Bench) -> None:
+    exclusive = ComputeMode.EXCLUSIVE_PROCESS
+    calm.backend.modes[ONE] = exclusive
+    calm.supervisor.inventory_changed(inventory(state_of(ONE, compute_mode=exclusive), state_of(TWO)))
+    snapshot = calm.until(lambda s: any("without a record of who set it" in warning for warning in s.warnings))
+    (told,) = (warning for warning in snapshot.warnings if "without a record" in warning)
+    assert told.startswith("GPU 1: it was in compute mode EXCLUSIVE_PROCESS when mpsd started")
+    assert f"nvidia-smi -i {ONE} -c DEFAULT" in told
+    calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    calm.until(lambda s: not any("without a record" in warning for warning in s.warnings))
