@@ -21,6 +21,9 @@ log = get_logger("mpsd")
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """After each failed try, the last one for good: a server takes from a tenth of a second to many seconds to start."""
 
+STABLE_S = 30.0
+"""A server that was held for so long did not end at once."""
+
 Post = Callable[[Callable[[], None]], None]
 
 
@@ -34,7 +37,8 @@ class ServerHold:
         self._busy = False
         self._doubted = False
         """Whether a look that is under way may be older than what made us doubt."""
-        self._failed = 0
+        self._failed = self._short_lived = 0
+        self._held_s = 0.0
         self._retry_s: float | None = None
         self._error = ""
 
@@ -52,7 +56,14 @@ class ServerHold:
 
     def doubt(self) -> None:
         """A server ended, or may have: it is looked at again. Nothing is relied on before."""
-        self._held, self._doubted, self._retry_s = False, True, None
+        self._doubted = True
+        if not self._held:
+            return  # of one that did not come up: the pause goes on
+        self._held = False
+        now_s = time.monotonic()
+        self._short_lived = self._short_lived + 1 if now_s - self._held_s < STABLE_S else 0
+        # The first is followed at once; servers that die one after the other are no loop of ours.
+        self._retry_s = now_s + _pause_s(self._short_lived - 2) if self._short_lived > 1 else None
 
     def check(self) -> None:
         """Time to look again. What was seen last stays in force until the answer."""
@@ -86,12 +97,17 @@ class ServerHold:
             return
         held = not error and not self._doubted
         if held and not self._held:
+            self._held_s = time.monotonic()
             log.info("an MPS server holds the GPU", daemon=spec.name)
         if error and error != self._error:
             log.warning("no MPS server holds the GPU", daemon=spec.name, reason=error)
         self._held, self._error = held, error
         if error:
-            self._retry_s = time.monotonic() + PAUSES_S[min(self._failed, len(PAUSES_S) - 1)]
+            self._retry_s = time.monotonic() + _pause_s(self._failed)
             self._failed += 1
         elif held:
             self._failed = 0
+
+
+def _pause_s(failed: int) -> float:
+    return PAUSES_S[min(failed, len(PAUSES_S) - 1)]

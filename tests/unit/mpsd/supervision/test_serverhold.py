@@ -9,6 +9,7 @@ from mpsd.daemon.logs.parse import ServerExited
 from mpsd.errors import TransientError
 from mpsd.gpu.model import ComputeMode, Mode
 from mpsd.snapshot import DaemonState, GpuStatus
+from mpsd.supervision import serverhold
 from tests.desired import bind
 from tests.unit.mpsd.supervision.test_supervisor import (  # noqa: F401 - fixtures
     CALM,
@@ -66,6 +67,24 @@ def test_a_server_that_ends_is_followed_by_another_and_nobody_starts_meanwhile(c
     calm.until_gpu(ONE, lambda gpu: "its GPU is taken" in unheld(gpu))
     del calm.host.fail["hold server"]
     calm.until_gpu(ONE, lambda gpu: not unheld(gpu))
+
+
+def test_servers_that_die_one_after_the_other_are_started_ever_more_slowly(
+    calm: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serverhold, "PAUSES_S", (1000.0,))
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE))
+    calm.until_gpu(ONE, lambda gpu: is_bound(gpu) and not unheld(gpu))
+    calm.supervisor.log_event(ONE, ServerExited(7, 1))  # the first is followed at once
+    calm.until_gpu(ONE, lambda gpu: not unheld(gpu))
+    calm.until(lambda _: calm.host.verbs(ONE).count("hold server") == 2)
+    calm.supervisor.log_event(ONE, ServerExited(8, 1))
+    calm.until_gpu(ONE, lambda gpu: bool(unheld(gpu)))
+    for server in range(9, 20):
+        calm.supervisor.log_event(ONE, ServerExited(server, 0))
+    assert calm.supervisor.clients((ONE,))  # the loop has read them all
+    assert calm.host.verbs(ONE).count("hold server") == 2
 
 
 def test_time_slicing_holds_no_server(calm: Bench) -> None:
