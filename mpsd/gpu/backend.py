@@ -77,6 +77,9 @@ class GpuBackend(Protocol):
     def processes(self, uuid: str) -> Sequence[GpuProcess]:
         """Processes with a compute context, MPS clients included. Raises GpuError."""
 
+    def recovery_action(self, uuid: str) -> int:
+        """What the driver asks for to make the GPU well, see `recovery`. Raises GpuNotSupportedError, GpuError."""
+
     def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
         """Limits in force for a cgroup, by its whole directory. Raises NoLimitError, GpuNotSupportedError, GpuError."""
 

@@ -21,12 +21,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One good probe, begun at `read_s` (monotonic)."""
+    """One good probe, begun at `read_s` (monotonic). `processes_told`: the driver lists processes at all. `recovery`:
+    what it asks for to make the GPU well, empty for nothing."""
 
     info: GpuInfo
     compute_mode: ComputeMode
     processes: tuple[GpuProcess, ...]
     read_s: float | None = None
+    processes_told: bool = True
+    recovery: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Track:
             reason=reason,
             compute_mode=self.reading.compute_mode,
             processes=self.reading.processes,
+            processes_told=self.reading.processes_told,
             read_s=self.reading.read_s,
         )
 
@@ -65,10 +69,19 @@ class Track:
 def answered(track: Track, reading: Reading, now_s: float, policy: Policy) -> Track:
     """A good probe. It is published at once, also of a GPU that is still in trouble."""
     track = replace(track, reading=reading, good_probes=track.good_probes + 1, failed_probes=0, silent="")
+    if reading.recovery:
+        return _asking(track, reading.recovery)
     quiet = track.last_xid_s is None or now_s - track.last_xid_s >= policy.quiet_s
     if track.trouble is None or (track.good_probes >= policy.recover_probes and quiet):
         return Track(reading=reading)
     return track
+
+
+def _asking(track: Track, recovery: str) -> Track:
+    """It answers, and the driver asks for something: nothing new should start on it before that was done."""
+    known = track.reason if track.trouble is not None else ""
+    reason = known if recovery in known else "; ".join(filter(None, (known, recovery)))
+    return replace(track, trouble=GpuHealth.SICK, reason=reason, good_probes=0)
 
 
 def failed(track: Track, text: str, policy: Policy) -> Track:

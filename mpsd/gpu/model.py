@@ -65,6 +65,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """One probe of one GPU: its facts, its health with a reason (empty when OK), compute mode and processes.
 
+    `processes_told`: whether the driver lists processes; where it does not, none in the list proves nothing.
     `read_s` is when the driver was asked for all this (monotonic), None when not known. It is no news by itself.
     """
 
@@ -73,6 +74,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     compute_mode: ComputeMode = ComputeMode.UNKNOWN
     processes: tuple[GpuProcess, ...] = ()
+    processes_told: bool = True
     read_s: float | None = None
 
 

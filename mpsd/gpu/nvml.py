@@ -13,7 +13,7 @@ from typing import Any, Final
 from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError, MemoryLimits, NoLimitError, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
 
-_UNINITIALIZED, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _INSUFFICIENT_SIZE = 1, 3, 4, 6, 7
+_UNINITIALIZED, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _INSUFFICIENT_SIZE = 1, 2, 3, 4, 6, 7
 _DRIVER_NOT_LOADED, _TIMEOUT, _LIBRARY_NOT_FOUND, _FUNCTION_NOT_FOUND = 9, 10, 12, 13
 _GPU_IS_LOST, _RESET_REQUIRED, _VERSION_MISMATCH, _ARGUMENT_VERSION_MISMATCH, _GPU_NOT_FOUND = 15, 16, 18, 25, 28
 
@@ -40,6 +40,9 @@ _LIMIT_ADVICE: Final = _ADVICE | {
 
 _COMPUTE_MODES: Final = {0: ComputeMode.DEFAULT, 2: ComputeMode.PROHIBITED, 3: ComputeMode.EXCLUSIVE_PROCESS}
 """nvmlComputeMode_t. 1 is EXCLUSIVE_THREAD, gone since CUDA 8."""
+
+_RECOVERY_ACTION = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
 
 _EVENT_SLICE_MS = 500
 """Longest single wait for events, so that close() never waits longer for it."""
@@ -151,6 +154,17 @@ class NvmlBackend:
             known = [b for b in (used.get(process.pid), process.usedGpuMemory) if b is not None]
             used[int(process.pid)] = max(known, default=None)
         return tuple(GpuProcess(pid=pid, used_bytes=used_bytes) for pid, used_bytes in sorted(used.items()))
+
+    def recovery_action(self, uuid: str) -> int:
+        """Field NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older drivers and bindings lack."""
+        with self._translated("read the recovery action of", uuid):
+            nvml = self._api()
+            (value,) = nvml.nvmlDeviceGetFieldValues(self._device(uuid), [_RECOVERY_ACTION])
+            if value.nvmlReturn == _INVALID_ARGUMENT:  # of a field that it does not know
+                raise nvml.NVMLError(_NOT_SUPPORTED)
+            if value.nvmlReturn:
+                raise nvml.NVMLError(value.nvmlReturn)
+            return int(value.value.uiVal)
 
     def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
         with self._translated(f"read the memory limits of {cgroup} on", uuid, _LIMIT_ADVICE, NoLimitError):

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from mpsd.errors import GpufracError, TransientError
-from mpsd.gpu import health, xid
+from mpsd.gpu import health, recovery, xid
 from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, XidEvent
 from mpsd.gpu.health import Policy, Reading, Track
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, Inventory
@@ -336,10 +336,18 @@ class Prober:
         worker.call, mode = "compute_mode", ComputeMode.UNKNOWN
         with suppress(GpuNotSupportedError):
             mode = self._backend.compute_mode(uuid)
-        worker.call, processes = "processes", tuple[GpuProcess, ...]()
+        worker.call, processes, told = "processes", tuple[GpuProcess, ...](), False
         with suppress(GpuNotSupportedError):
             processes = tuple(sorted(self._backend.processes(uuid), key=lambda p: p.pid))
-        return Reading(info, mode, processes, read_s)
+            told = True
+        worker.call, action = "recovery_action", recovery.NONE
+        try:
+            action = self._backend.recovery_action(uuid)
+        except GpuLostError:
+            raise
+        except GpuError as error:  # many drivers lack it, and it says nothing of the GPU that it can't be read
+            log.debug("cannot read the recovery action", gpu=uuid, error=str(error))
+        return Reading(info, mode, processes, read_s, processes_told=told, recovery=recovery.asked(action))
 
     def _take_probe(self, uuid: str, outcome: Any) -> None:
         track, now_s = self._tracks.get(uuid, Track()), self._clock()
@@ -359,6 +367,8 @@ class Prober:
         row = xid.verdict(number)
         track = self._tracks.get(uuid)
         log.warning("XID event", gpu=uuid, xid=number, name=row.name, verdict=row.verdict.value)
+        if number == xid.RECOVERY_ACTION_CHANGED:
+            self._kicked = True  # the next probe reads to what
         if track is None or row.verdict is xid.Verdict.IGNORE:
             return
         action = f"; NVIDIA's advice: {row.action}" if row.action else ""

@@ -47,6 +47,8 @@ def _critical(action: str, name: str, xids: Iterable[int]) -> Iterable[Xid]:
     return (Xid(xid, name, Verdict.CRITICAL, action, Source.CATALOG) for xid in xids)
 
 
+RECOVERY_ACTION_CHANGED: Final = 154
+
 _ROWS: Final = (
     # One program's fault: the catalogue asks for that program's restart, or for nothing.
     *_ignore("RESTART_APP", "GPU stopped processing", (8,)),
@@ -76,8 +78,8 @@ _ROWS: Final = (
     *_ignore("IGNORE", "corrected C2C errors", (121,)),
     *_ignore("IGNORE", "NVLink privilege error", (137,)),
     *_ignore("IGNORE", "CUDA fast path error", (141,)),
-    # Sums up another XID, which has a verdict of its own.
-    *_ignore("XID_154", "GPU recovery action changed", (154,)),
+    # Says nothing by itself: the action is read.
+    *_ignore("XID_154", "GPU recovery action changed", (RECOVERY_ACTION_CHANGED,)),
     *_ignore("IGNORE", "resource retirement failure", (157,)),
     *_ignore("IGNORE", "channel retirement", (160, 161)),
     # Everything else is critical; these rows only give the well-known ones their names.

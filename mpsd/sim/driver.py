@@ -15,6 +15,7 @@
 | faults/fail                     | calls named here fail with Unknown Error (999); an empty file: all             |
 | gpus/<UUID>/faults/<same name>  | hang, not-supported, no-permission and fail for one GPU                        |
 | gpus/<UUID>/faults/lost         | this GPU fell off the bus                                                      |
+| gpus/<UUID>/faults/recovery-action | the number of what the driver asks for, see `mpsd.gpu.recovery`             |
 | cgroup/                         | the cgroup v2 tree, see `mpsd.sim.cgroups` and `mpsd.sim.memorylimits`         |
 | faults/cgroup-v1                | the node has no cgroup v2                                                      |
 | faults/no-dmem                  | the kernel has no dmem controller, as before Linux 6.14                        |

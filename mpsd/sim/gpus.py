@@ -113,6 +113,11 @@ class SimulatedBackend:
         self._enter_gpu("processes", uuid)
         return tuple(GpuProcess(pid=c.pid, used_bytes=c.used_bytes) for c in self._driver.contexts(uuid))
 
+    def recovery_action(self, uuid: str) -> int:
+        """See GpuBackend."""
+        self._enter_gpu("recovery_action", uuid)
+        return int(self._driver.fault("recovery-action", uuid) or 0)
+
     @property
     def cgroup_root(self) -> str:
         """Where this node's cgroups are."""

@@ -899,6 +899,7 @@ class Supervisor:
                 *self._nameless(),
                 *self._homeless(),
                 *self._inherited_modes(),
+                *self._unlisted_processes(),
                 *self._hard_limits.warnings,
             ),
         )
@@ -920,6 +921,13 @@ class Supervisor:
                     "of who set it (mpsd.json was not there), and is given back so: if that is not wanted: nvidia-smi "
                     f"-i {uuid} -c DEFAULT while nothing is bound there"
                 )
+
+    def _unlisted_processes(self) -> Iterable[str]:
+        return (
+            f"GPU {gpu.state.info.index}: its driver lists no processes: who uses it besides MPS clients is not known"
+            for gpu in self._gpus.values()
+            if not gpu.state.processes_told
+        )
 
     def _homeless(self) -> Iterable[str]:
         return (

@@ -87,6 +87,11 @@ int nvmlDeviceGetMemoryInfo_v2(Dev d, struct memory2 *m) {
   DEV(d); OPTIONAL; m->total = 81920ull << 20; m->reserved = 1ull << 29; m->used = 0; m->free = m->total - m->reserved; return 0; }
 int nvmlDeviceGetComputeRunningProcesses_v3(Dev d, u32 *n, void *p) { return processes(d, n, p, "procs"); }
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(Dev d, u32 *n, void *p) { return processes(d, n, p, "mps"); }
+struct field { u32 id, scope; long long time, latency; u32 type, result; union { u32 ui; u64 ull; } value; };
+int nvmlDeviceGetFieldValues(Dev d, int n, struct field *f) {
+  DEV(d); OPTIONAL;
+  for (int i = 0; i < n; i++) { f[i].result = f[i].id == 230 ? 0 : 2; f[i].value.ui = number("recovery", d->i, 0); }
+  return 0; }
 int nvmlDeviceGetNumaNodeId(Dev d, u32 *n) { DEV(d); OPTIONAL; *n = 1; return 0; }
 struct setlimits { const char *cgroup; u64 soft, hard; };
 struct getlimits { const char *cgroup; u64 soft, hard, used; };

@@ -120,6 +120,14 @@ def test_facts_that_a_gpu_does_not_offer_take_defaults(mock: Mock) -> None:
     }  # fmt: skip
 
 
+def test_the_recovery_action_is_read_where_the_driver_has_it(mock: Mock) -> None:
+    mock.touch("recovery.1", "2\n")
+    assert mock.python("b.open(); out(b.recovery_action(U[0])); out(b.recovery_action(U[1]))") == [0, 2]
+    mock.driver = "old"
+    (refused,) = mock.python("b.open(); out(attempt(lambda: b.recovery_action(U[1])))")
+    assert refused[0] == "GpuNotSupportedError"
+
+
 def test_processes_of_both_lists_once_each(mock: Mock) -> None:
     mock.touch("procs.0", "30 100\n10 -1\n20 -1\n")
     mock.touch("mps.0", "20 7\n30 50\n40 -1\n")

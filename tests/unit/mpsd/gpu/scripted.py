@@ -37,6 +37,7 @@ class ScriptedBackend:
         self.gates: dict[tuple[str, str], threading.Event] = {}
         self.running: dict[str, tuple[GpuProcess, ...]] = {}
         self.modes: dict[str, ComputeMode] = {}
+        self.actions: dict[str, int] = {}
         self.xids: queue.SimpleQueue[XidEvent | Exception] = queue.SimpleQueue()
         self.calls: list[tuple[str, str]] = []
         self._closed = threading.Event()
@@ -89,6 +90,10 @@ class ScriptedBackend:
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
         raise AssertionError("the prober never sets a mode")
+
+    def recovery_action(self, uuid: str) -> int:
+        self._call("recovery_action", uuid)
+        return self.actions.get(uuid, 0)
 
     def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
         raise AssertionError("the prober never asks for limits")

@@ -368,6 +368,38 @@ def test_critical_xid_makes_sick_until_quiet() -> None:
         rig.seen.await_health(gpu0=OK, gpu1=OK)
 
 
+def test_xid_154_has_the_recovery_action_read_and_what_the_driver_asks_for_is_said_until_it_was_done() -> None:
+    backend = ScriptedBackend()
+    with probing(backend) as rig:
+        rig.seen.await_one(whole)
+        backend.actions[gpu_uuid(1)] = 2
+        backend.xids.put(XidEvent(gpu_uuid(1), 154))
+        inventory = rig.seen.await_health(gpu0=OK, gpu1=SICK)
+        assert state(inventory, 1).reason == "the driver asks for a reboot of the node"
+        rig.rounds(4)
+        assert state(rig.prober.inventory, 1).health is SICK
+        backend.actions.clear()
+        rig.rounds(3)
+        rig.seen.await_health(gpu0=OK, gpu1=OK)
+
+
+def test_what_cannot_be_read_of_recovery_makes_no_gpu_sick() -> None:
+    backend = ScriptedBackend(1)
+    backend.fail["recovery_action", gpu_uuid(0)] = GpuError("cannot read it: Unknown Error", 999)
+    with probing(backend) as rig:
+        rig.seen.await_health(gpu0=OK)
+        rig.rounds(3)
+        assert state(rig.prober.inventory, 0).health is OK
+
+
+def test_no_list_of_processes_is_not_an_empty_one() -> None:
+    backend = ScriptedBackend()
+    backend.fail["processes", gpu_uuid(0)] = GpuNotSupportedError("cannot list", 3)
+    with probing(backend) as rig:
+        inventory = rig.seen.await_one(whole)
+        assert [state(inventory, n).processes_told for n in (0, 1)] == [False, True]
+
+
 @pytest.mark.parametrize("event", [XidEvent(gpu_uuid(0), 31), XidEvent("GPU-elsewhere", 79)])
 def test_application_errors_and_unknown_gpus_change_nothing(event: XidEvent) -> None:
     backend = ScriptedBackend()

@@ -172,6 +172,9 @@ class FakeBackend:
         self._call("processes")
         return self.running.get(uuid, ())
 
+    def recovery_action(self, uuid: str) -> int:
+        raise NotImplementedError
+
     def memory_limits(self, uuid: str, cgroup: str) -> MemoryLimits:
         self._enter("memory_limits", uuid)
         if (found := self.limits.get((uuid, cgroup))) is None:
