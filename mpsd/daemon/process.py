@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -293,15 +293,40 @@ def members(name: str, pipe_directory: str, *, simulated: bool = False) -> list[
     return found
 
 
+@contextlib.contextmanager
+def _held(identity: DaemonIdentity | ProcessIdentity) -> Iterator[int | None]:
+    """A pidfd of exactly this process, None where it is gone. Looked at after it was opened: from then on the
+    descriptor means this process and no later one of its PID."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor if is_alive(identity) else None
+    finally:
+        os.close(descriptor)
+
+
+def _send(identity: DaemonIdentity | ProcessIdentity, number: signal.Signals) -> None:
+    """Signals exactly this process, where it lives."""
+    with _held(identity) as descriptor, contextlib.suppress(ProcessLookupError, PermissionError):
+        if descriptor is not None:
+            signal.pidfd_send_signal(descriptor, number)
+
+
 def signal_group(identity: DaemonIdentity, number: signal.Signals) -> None:
-    """Signals the process group of a living daemon, or the daemon alone where the group is not its own."""
+    """Signals the members of a living daemon's process group, or the daemon alone where the group is not its own."""
     if not is_alive(identity):
         return
-    with contextlib.suppress(ProcessLookupError):
-        if identity.process_group not in (0, 1, os.getpgrp()):
-            os.killpg(identity.process_group, number)
-        else:
-            os.kill(identity.pid, number)
+    pids = [identity.pid]
+    if identity.process_group not in (0, 1, os.getpgrp()):
+        found = {int(entry): _stat(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()}
+        pids = [pid for pid, stat in found.items() if stat and stat.process_group == identity.process_group]
+    known = [member for pid in pids if (member := identify(pid)) is not None]
+    if is_alive(identity):  # the group was the daemon's for as long as that lived
+        for member in known:
+            _send(member, number)
 
 
 def kill_and_wait(victims: Callable[[], Sequence[ProcessIdentity | DaemonIdentity]], timeout_s: float) -> list[int]:
@@ -310,8 +335,7 @@ def kill_and_wait(victims: Callable[[], Sequence[ProcessIdentity | DaemonIdentit
     deadline_s = time.monotonic() + timeout_s
     while alive := [identity for identity in victims() if is_alive(identity)]:
         for identity in alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(identity.pid, signal.SIGKILL)
+            _send(identity, signal.SIGKILL)
         if time.monotonic() >= deadline_s:
             return [identity.pid for identity in alive]
         for identity in alive:
@@ -321,17 +345,11 @@ def kill_and_wait(victims: Callable[[], Sequence[ProcessIdentity | DaemonIdentit
 
 
 def _await_exit(identity: ProcessIdentity | DaemonIdentity, deadline_s: float) -> None:
-    try:
-        descriptor = os.pidfd_open(identity.pid)
-    except OSError:
-        return
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        if is_alive(identity):
+    with _held(identity) as descriptor:
+        if descriptor is not None:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
             poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
-    finally:
-        os.close(descriptor)
 
 
 def _cannot_run(binary: str, error: OSError) -> TransientError:

@@ -234,6 +234,17 @@ def test_kill_and_wait_ends_exactly_its_victims() -> None:
         assert reused.poll() is None
 
 
+def test_a_pid_that_is_used_again_between_the_look_and_the_kill_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    really, looks = process.is_alive, iter((True,))
+    with child() as reused:
+        gone = ProcessIdentity(pid=reused.pid, start_time=1)
+        monkeypatch.setattr(process, "is_alive", lambda identity: next(looks, None) or really(identity))
+        assert process.kill_and_wait(lambda: (gone,), 5.0) == []
+        looks = iter((True,))
+        process.signal_group(identity_of(reused.pid, start_time=1), signal.SIGTERM)
+        assert reused.poll() is None
+
+
 def test_a_signal_goes_to_the_group_of_the_living_daemon_only() -> None:
     with child() as running:
         process.signal_group(identity_of(running.pid, start_time=1), signal.SIGTERM)
