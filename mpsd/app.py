@@ -334,4 +334,5 @@ def _status(supervisor: Supervisor) -> dict[str, Any]:
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
         "max_rss_kib": usage.ru_maxrss,
         "threads": threading.active_count(),
+        "thread_failures": threads.failures(),
     }

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit, prlimit, setrlimit
 
 import grpc
 import pytest
@@ -23,6 +24,7 @@ from deviceplugin.sim.runtime import write_nvidia_spec
 from deviceplugin.status import PluginStatus
 from mpsd.config.model import GIB, socket_name
 from mpsd.errors import GpufracError
+from mpsd.host.checks import nofile_soft
 from mpsd.sim.driver import gpu_uuid
 from mpsd.sim.gpus import SimulatedBackend
 from tests.e2e.mpsdnode import ROOT, end
@@ -680,3 +682,14 @@ def test_a_root_dir_that_is_not_the_kubelet_s_is_named(short_tmp: Path) -> None:
         assert "E0000" not in node.log()
     finally:
         node.close()
+
+
+def test_the_plugin_raises_its_limit_of_open_files(node: PluginNode) -> None:
+    before = getrlimit(RLIMIT_NOFILE)
+    setrlimit(RLIMIT_NOFILE, (512, before[1]))  # children inherit it
+    try:
+        plugin = node.start()
+    finally:
+        setrlimit(RLIMIT_NOFILE, before)
+    soft, hard = prlimit(plugin.pid, RLIMIT_NOFILE)
+    assert soft == nofile_soft(512, hard) > 512
