@@ -33,7 +33,7 @@ from mpsd.errors import GpufracError
 from mpsd.log import get_logger
 from mpsd.processes import PodProcess
 from mpsd.snapshot import Desired, GpuClients, LimitQuery, LimitReading
-from mpsd.threads import GuardedThread
+from mpsd.threads import GuardedThread, Mishaps
 
 log = get_logger("plugin")
 
@@ -224,6 +224,7 @@ class Keeper:
     # --- attacher ------------------------------------------------------------------------------------------------
 
     def _attach_loop(self) -> None:
+        mishaps = Mishaps("attacher", "the attacher failed and goes on", log)
         wait_s = 0.0
         while not self._stop.is_set():
             granted = self._broker.wait_dirty(wait_s)
@@ -236,8 +237,9 @@ class Keeper:
                     wait_s = min(wait_s, 1.0)
                 if granted:
                     self._look.set()
-            except Exception:
-                log.exception("the attacher failed and goes on")
+                mishaps.none()
+            except Exception as error:  # noqa: BLE001 - it is logged
+                mishaps.note(error)
                 wait_s = 1.0
 
     def note_ledger(self) -> None:
@@ -377,6 +379,7 @@ class Keeper:
     # --- observer ------------------------------------------------------------------------------------------------
 
     def _observe_loop(self) -> None:
+        mishaps = Mishaps("observer", "the observer failed and goes on", log)
         while not self._stop.is_set():
             try:
                 if self.observe():
@@ -384,8 +387,9 @@ class Keeper:
                 self.check_markers()
                 self.check_limits()
                 self._housekeeping()
-            except Exception:
-                log.exception("the observer failed and goes on")
+                mishaps.none()
+            except Exception as error:  # noqa: BLE001 - it is logged
+                mishaps.note(error)
             idle = not self._broker.allocations()
             if self._look.wait(SLOW_OBSERVE_S if idle else OBSERVE_S):
                 self._look.clear()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 from mpsd.errors import TransientError
-from mpsd.log import get_logger
+from mpsd.log import Logger, get_logger
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_LAST_S: Final = 5.0
@@ -30,6 +30,32 @@ def failures() -> dict[str, int]:
     """How often bodies of threads raised in this process, by name of the thread; by class for those of libraries."""
     with _lock:
         return dict(_failures)
+
+
+class Mishaps:
+    """What the rounds of one loop raise: said with its stack once, as long as it stays the same, and counted each time.
+
+    Args:
+        name: of the thread, or of what goes round in it.
+        event: what is said.
+    """
+
+    def __init__(self, name: str, event: str, logger: Logger = log) -> None:
+        self._name, self._event, self._log = name, event, logger
+        self._told = ""
+
+    def note(self, error: BaseException, **fields: object) -> None:
+        """In the handler of the error."""
+        _count(self._name)
+        text = f"{type(error).__name__}: {error}"
+        if text != self._told:
+            self._told = text
+            with suppress(Exception):
+                self._log.exception(self._event, **fields)
+
+    def none(self) -> None:
+        """A round went well: the same is news again."""
+        self._told = ""
 
 
 class GuardedThread(threading.Thread):
@@ -59,21 +85,18 @@ class GuardedThread(threading.Thread):
         super().join(timeout)
 
     def run(self) -> None:
-        pause_s, told = PAUSE_FIRST_S, ""
-        last = False
+        mishaps = Mishaps(self.name, "a thread failed and goes on")
+        pause_s, last = PAUSE_FIRST_S, False
         while True:
             begun_s = time.monotonic()
             try:
                 self._body()
                 return
-            except BaseException as error:  # nothing may end it
+            except BaseException as error:  # noqa: BLE001 - nothing may end it
                 if time.monotonic() - begun_s >= STEADY_S:
-                    pause_s, told = PAUSE_FIRST_S, ""
-                _count(self.name)
-                if (text := f"{type(error).__name__}: {error}") != told:
-                    told = text
-                    with suppress(Exception):
-                        log.exception("a thread failed and goes on", thread=self.name)
+                    pause_s = PAUSE_FIRST_S
+                    mishaps.none()
+                mishaps.note(error, thread=self.name)
             if last:
                 return
             last = self._ending.wait(pause_s)

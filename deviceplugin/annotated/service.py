@@ -9,7 +9,7 @@ from deviceplugin.nri import session
 from deviceplugin.nri.model import Runtime
 from mpsd.config.model import AnnotationsConfig, NriConfig
 from mpsd.log import get_logger
-from mpsd.threads import GuardedThread
+from mpsd.threads import GuardedThread, Mishaps
 
 log = get_logger("plugin")
 
@@ -54,8 +54,10 @@ class AnnotatedPods:
         return annotated_status(self.config, self._session.state, self.frontend.report, readiness)
 
     def _tend(self) -> None:
+        mishaps = Mishaps("annotated", "looking after unenforced containers failed and goes on", log)
         while not self._stop.wait(TEND_S):
             try:
                 self.frontend.tend()
-            except Exception:
-                log.exception("looking after unenforced containers failed and goes on")
+                mishaps.none()
+            except Exception as error:  # noqa: BLE001 - it is logged
+                mishaps.note(error)

@@ -25,7 +25,7 @@ from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
 from deviceplugin.socketfile import SocketFile
 from mpsd.errors import TransientError
 from mpsd.log import get_logger
-from mpsd.threads import GuardedThread, full_pool
+from mpsd.threads import GuardedThread, Mishaps, full_pool
 
 VERSION = "v1beta1"
 REGISTER_TIMEOUT_S = 12.0
@@ -112,11 +112,12 @@ class Session:
         self._wake.set()
 
     def _run(self) -> None:
+        mishaps = Mishaps(f"session-{self.resource}", "a session failed and begins again", log)
         while not self._stop.is_set():
             try:
                 self._keep_registered()
-            except Exception:
-                log.exception("a session failed and begins again", resource=self.resource)
+            except Exception as error:  # noqa: BLE001 - it is logged
+                mishaps.note(error, resource=self.resource)
                 self._stop.wait(RETRY_LAST_S)
         self._stop_server()
         self._kubelet.close()

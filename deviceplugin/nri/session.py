@@ -27,7 +27,7 @@ from deviceplugin.nri.ttrpc import Answer
 from deviceplugin.socketfile import SocketFile
 from mpsd.errors import ConfigError, ProtocolError
 from mpsd.log import get_logger
-from mpsd.threads import GuardedThread
+from mpsd.threads import GuardedThread, Mishaps
 
 ANSWER_S: Final = 1.2
 """60 % of the 2 s that a runtime waits by default."""
@@ -139,13 +139,14 @@ class NriSession:
 
     def _run(self) -> None:
         retry_s = RETRY_FIRST_S
+        mishaps = Mishaps("nri", "the NRI session failed and begins again", log)
         while not self._stop.is_set():
             socket_number = self._socket.look()
             begun_s = self._monotonic()
             try:
                 self._one_link(socket_number)
-            except Exception as error:
-                log.exception("the NRI session failed and begins again")
+            except Exception as error:  # noqa: BLE001 - it is logged
+                mishaps.note(error)
                 self._note_disconnected(f"{type(error).__name__}: {error}")
             if self._monotonic() - begun_s >= STEADY_S:
                 retry_s = RETRY_FIRST_S

@@ -20,7 +20,7 @@ from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupported
 from mpsd.gpu.health import Policy, Reading, Track
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, Inventory
 from mpsd.log import get_logger
-from mpsd.threads import GuardedThread
+from mpsd.threads import GuardedThread, Mishaps
 
 log = get_logger("gpu")
 
@@ -180,13 +180,15 @@ class Prober:
     # The loop
 
     def _run(self) -> None:
+        mishaps = Mishaps("gpu-prober", "probing failed, trying again", log)
         while not self._stopping.is_set():
             try:
                 self._round()
                 self._pump(self._clock() + self._pause_s(), until=lambda: self._kicked)
                 self._kicked = False
-            except Exception:
-                log.exception("probing failed, trying again", pause_s=self._period_s)
+                mishaps.none()
+            except Exception as error:  # noqa: BLE001 - it is logged
+                mishaps.note(error, pause_s=self._period_s)
                 self._stopping.wait(self._period_s)
 
     def _pause_s(self) -> float:
@@ -424,6 +426,7 @@ class Prober:
 
     def _watch_xids(self) -> None:
         pause_s = BACKOFF_S[0]
+        mishaps = Mishaps("gpu-xid", "waiting for XID events failed", log)
         while not self._stopping.is_set():
             self._opened.wait()
             if self._stopping.is_set():
@@ -434,8 +437,8 @@ class Prober:
                 self.kick()
             except GpuError as exc:
                 log.debug("cannot wait for XID events", error=exc)
-            except Exception:
-                log.exception("waiting for XID events failed")
+            except Exception as error:  # noqa: BLE001 - it is logged
+                mishaps.note(error)
             else:
                 pause_s = BACKOFF_S[0]
                 if event is not None:

@@ -46,7 +46,7 @@ from mpsd.supervision.mode import ModeKeeper
 from mpsd.supervision.published import Published
 from mpsd.supervision.servers import NO_HOST_PIDS, DaemonLogs, ServerWatch
 from mpsd.supervision.usage import Count, Daemon, Question, Reply, Usage, untold
-from mpsd.threads import GuardedThread
+from mpsd.threads import GuardedThread, Mishaps
 
 log = get_logger("mpsd")
 
@@ -330,6 +330,7 @@ class Supervisor:
         return found
 
     def _run(self) -> None:
+        mishaps = Mishaps("supervisor", "the supervisor failed on a message and goes on", log)
         while not self._finished():
             try:
                 message = self._inbox.get(timeout=min(self._pause_s(), self._revive_lanes()))
@@ -342,8 +343,9 @@ class Supervisor:
                 self._reconcile()
                 self._finish_cleanup()
                 self._published.put(self._snapshot())
-            except Exception:
-                log.exception("the supervisor failed on a message and goes on")
+                mishaps.none()
+            except Exception as error:  # noqa: BLE001 - it is logged
+                mishaps.note(error)
 
     def _all_lanes(self) -> list[Lane]:
         of_gpus = (gpu.lane for gpu in self._gpus.values())

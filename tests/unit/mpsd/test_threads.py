@@ -133,3 +133,21 @@ def test_every_thread_of_both_processes_is_guarded() -> None:
                 if names & {"Thread", "Timer", "_start_new_thread", "start_new_thread", "ThreadPoolExecutor"}:
                     bare.append(f"{inside}:{getattr(node, 'lineno', 0)}")
     assert bare == []
+
+
+def test_rounds_that_fail_alike_are_said_once_until_one_goes_well(caplog: pytest.LogCaptureFixture) -> None:
+    mishaps = threads.Mishaps("rounds", "a round failed")
+    before = threads.failures().get("rounds", 0)
+
+    def round_(error: Exception | None) -> None:
+        try:
+            if error is not None:
+                raise error
+            mishaps.none()
+        except OopsError as found:
+            mishaps.note(found)
+
+    for error in (OopsError("a"), OopsError("a"), OopsError("b"), OopsError("b"), None, OopsError("b")):
+        round_(error)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a", "b", "b"]
+    assert threads.failures()["rounds"] == before + 5
