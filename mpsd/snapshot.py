@@ -95,6 +95,8 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     driver_compute_mode: ComputeMode = ComputeMode.UNKNOWN
     daemon: DaemonStatus | None = None
     clients: tuple[GpuClient, ...] = ()
+    evictions: int = 0
+    """Clients that MPS evicted from it since its daemon was started, for others within their guaranteed memory."""
 
     @property
     def foreign_processes(self) -> tuple[int, ...]:

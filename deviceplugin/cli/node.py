@@ -137,7 +137,7 @@ def status(config_path: str | None, run_root: str | None, output: str) -> None:
             say(f"  ! {shortened(line)}")
     else:
         say("Nothing needs attention.")
-    for line in log_lines(node.mpsd):
+    for line in (*eviction_lines(node.mpsd), *log_lines(node.mpsd)):
         say(line)
 
 
@@ -195,6 +195,16 @@ def daemons_of(snapshot: Snapshot) -> list[tuple[DaemonStatus, tuple[GpuStatus, 
             name = gpu.daemon.name or gpu.info.uuid
             served[name] = (*served.get(name, ()), gpu)
     return [(gpus[0].daemon, gpus) for gpus in served.values() if gpus[0].daemon is not None]
+
+
+def eviction_lines(snapshot: Snapshot | None) -> list[str]:
+    """What MPS took from clients that were above their request."""
+    return [
+        f"GPU {gpu.info.index}: MPS evicted {gpu.evictions} client{'s' if gpu.evictions > 1 else ''} that used more "
+        "than their request, for others within theirs."
+        for gpu in (snapshot.gpus if snapshot is not None else ())
+        if gpu.evictions
+    ]
 
 
 def log_lines(snapshot: Snapshot | None) -> list[str]:
@@ -344,7 +354,7 @@ def daemons(config_path: str | None, run_root: str | None, output: str) -> None:
         ]
         columns = ("GPU", "STATE", "PID", "MPS", "LIMIT", "CLIENTS", "RESTARTS", "SINCE", "PIPE DIRECTORY", "REASON")
         print_table(columns, rows, f"No MPS daemon runs{': ' + snapshot.reason if snapshot.reason else '.'}")
-        for line in log_lines(snapshot):
+        for line in (*eviction_lines(snapshot), *log_lines(snapshot)):
             say(line)
     node.note_down()
 

@@ -15,6 +15,8 @@ from mpsd.supervision.lanes import Lane
 log = get_logger("mpsd")
 
 RETRY_S = 5.0
+CONTEST_S = 3600.0
+"""How long it is told that somebody else changed the compute mode."""
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -42,7 +44,8 @@ class ModeKeeper:
         """The last target reached, `...` while none is."""
         self._busy = False
         self._retry_s = 0.0
-        self._held_s = 0.0
+        self._held_s = self._contest_s = 0.0
+        self._contests, self._contest = 0, ""
         self.applied: Hold | None = None
         self.trouble = ""
 
@@ -67,10 +70,29 @@ class ModeKeeper:
 
     def observe(self, state: GpuState, before: ComputeMode) -> ComputeMode:
         """A probe's reading: the compute mode to believe. One begun before our last change may be older than it."""
-        if not fits(self.applied, state.compute_mode):
-            self._settled = ...  # changed behind our back, or seen before our change; either way look again
         stale = state.read_s is not None and state.read_s < self._held_s
+        if not fits(self.applied, state.compute_mode):
+            if not stale and not self._busy and self._settled is not ...:
+                self._note_contest(state.compute_mode)
+            self._settled = ...  # changed behind our back, or seen before our change; either way look again
         return before if stale else state.compute_mode
+
+    def _note_contest(self, seen: ComputeMode) -> None:
+        assert self.applied is not None
+        self._contests += 1
+        self._contest_s = time.monotonic()
+        self._contest = f"{seen}, and it needs {self.applied.compute_mode}"
+        log.warning("somebody else changed the compute mode", gpu=self._uuid, compute_mode=seen.value)
+
+    def contested(self, index: int) -> str:
+        """That somebody else sets the GPU's compute mode, for a while after it was seen; empty for nobody."""
+        if not self._contests or time.monotonic() - self._contest_s > CONTEST_S:
+            return ""
+        times = f"{self._contests} times" if self._contests > 1 else "once"
+        return (
+            f"GPU {index}: somebody else set its compute mode while it was bound ({times}; the last time to "
+            f"{self._contest}), and it is set back: find what runs nvidia-smi -c or another MPS agent on this node"
+        )
 
     def needs_check(self, target: Hold | None) -> bool:
         """Whether an idle GPU is about to be bound: then somebody else may be on it."""

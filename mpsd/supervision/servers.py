@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-from mpsd.daemon.logs.parse import ClientConnected, FaultBegun, FaultClients, FaultEnded, LogEvent, ServerExited
+from mpsd.daemon.logs.parse import (
+    ClientConnected,
+    Evictions,
+    FaultBegun,
+    FaultClients,
+    FaultEnded,
+    LogEvent,
+    ServerExited,
+)
 from mpsd.daemon.logs.restarts import RestartLoop
 from mpsd.snapshot import GpuClient
 
@@ -33,6 +41,7 @@ class ServerWatch:
         self._loop = RestartLoop()
         self._faulted: dict[int, tuple[float, tuple[int, ...]]] = {}
         """Servers in FAULT: since when, and the clients that the log names."""
+        self._evicted: dict[str, int] = {}
         self.nameless_clients = False
         """Whether a client came whose PID the daemon could not tell."""
 
@@ -48,8 +57,14 @@ class ServerWatch:
                 self._faulted.clear()
             case ServerExited(pid):
                 self._faulted.pop(pid, None)
+            case Evictions(device, count):
+                self._evicted[device] = count
             case ClientConnected(0):
                 self.nameless_clients = True
+
+    def evictions(self, uuid: str) -> int:
+        """Clients evicted from a GPU since its daemon was started; those of no named GPU count for each."""
+        return self._evicted.get(uuid, 0) + self._evicted.get("", 0)
 
     def trouble(self, now_s: float, clients: Mapping[int, GpuClient]) -> str:
         """Why no client can rely on its servers now; empty when one can.

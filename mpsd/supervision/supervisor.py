@@ -902,6 +902,7 @@ class Supervisor:
                 *self._homeless(),
                 *self._inherited_modes(),
                 *self._unlisted_processes(),
+                *(text for gpu in self._gpus.values() if (text := gpu.mode.contested(gpu.state.info.index))),
                 *self._hard_limits.warnings,
             ),
         )
@@ -962,6 +963,7 @@ class Supervisor:
             driver_compute_mode=gpu.state.compute_mode,
             daemon=daemon.status(allocations.get(daemon.name, ()), partial(self._logs.last_lines, daemon.name)),
             clients=gpu.usage.clients,
+            evictions=servers.evictions(gpu.uuid) if (servers := self._servers.get(daemon.name)) is not None else 0,
         )
 
 

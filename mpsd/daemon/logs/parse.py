@@ -96,6 +96,15 @@ class ClientUnaccounted(LogEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Evictions(LogEvent):
+    """How many clients memacct has evicted on a device so far, for others within their guaranteed memory. `device` is
+    empty where the line names none by its UUID."""
+
+    device: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class FaultBegun(LogEvent):
     """A fatal GPU error: the server takes no new clients until all affected ones have left."""
 
@@ -140,6 +149,7 @@ _SEVERITIES: dict[type[LogEvent], Severity] = {
     StartFailed: Severity.ERROR,
     ClientLimit: Severity.WARNING,
     ClientUnaccounted: Severity.WARNING,
+    Evictions: Severity.WARNING,
     FaultBegun: Severity.ERROR,
     FaultClients: Severity.ERROR,
     FaultEnded: Severity.INFO,
@@ -186,6 +196,11 @@ def _wording(pattern: str, build: _Build) -> tuple[re.Pattern[str], _Build]:
     return re.compile(pattern, re.ASCII), build
 
 
+def _device(message: str) -> str:
+    match = re.search(r"GPU-[0-9A-Za-z-]{1,60}", message, re.ASCII)
+    return match[0] if match else ""
+
+
 # Matched at the start of a message: text that others choose (names, commands) can stand in the middle of one.
 _WORDINGS = (
     _wording(rf"Starting new server {_PID} for user {_PID}", lambda _, m: ServerStarted(int(m[1]), int(m[2]))),
@@ -199,6 +214,10 @@ _WORDINGS = (
     _wording(r"MPS server failed to start", lambda line, _: StartFailed(line.message, generic=True)),
     _wording(r"MPS is only supported on ", lambda line, _: StartFailed(line.message)),
     _wording(rf"\[memacct\] failed to register client pid {_PID}", lambda _, m: ClientUnaccounted(int(m[1]))),
+    # That counters of each device are logged is documented (memory partitioning, r615), their wording is not.
+    _wording(
+        r"\[memacct\].*\bevictions?\b\W{1,3}(\d{1,10})", lambda line, m: Evictions(_device(line.message), int(m[1]))
+    ),
 )
 _HARMLESS = re.compile(r"Receive command failed, assuming client exit")
 # The server's own words at the client limit are not published.

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.controller import MpsClients
 from mpsd.daemon.host import ForeignDaemonError, ProtocolChoice
 from mpsd.daemon.lifecycle import Policy
-from mpsd.daemon.logs.parse import ClientConnected, FaultClients, FaultEnded, ServerExited
+from mpsd.daemon.logs.parse import ClientConnected, Evictions, FaultClients, FaultEnded, ServerExited
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import MAIN
 from mpsd.errors import ConfigError, TransientError
@@ -1257,3 +1258,25 @@ def test_a_compute_mode_that_nobody_remembers_setting_is_told(calm: Bench) -> No
     assert f"nvidia-smi -i {ONE} -c DEFAULT" in told
     calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
     calm.until(lambda s: not any("without a record" in warning for warning in s.warnings))
+
+
+def test_evictions_that_the_daemons_log_tells_are_shown(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
+    calm.until_daemon(ONE, DaemonState.READY)
+    calm.supervisor.log_event(ONE, Evictions(ONE, 1))
+    calm.supervisor.log_event(ONE, Evictions(ONE, 3))
+    calm.until_gpu(ONE, lambda gpu: gpu.evictions == 3)
+    assert [gpu.evictions for gpu in calm.supervisor.snapshot.gpus] == [3, 0]
+
+
+def test_who_changes_a_bound_gpus_compute_mode_is_told_of(calm: Bench) -> None:
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    calm.supervisor.apply(bind(ONE))
+    calm.until_gpu(ONE, lambda gpu: gpu.mode is Mode.SM_SHARING)
+    assert not any("somebody else" in warning for warning in calm.supervisor.snapshot.warnings)
+    calm.backend.modes[ONE] = ComputeMode.DEFAULT
+    calm.supervisor.inventory_changed(inventory(state_of(ONE, read_s=time.monotonic())))
+    snapshot = calm.until(lambda s: any("somebody else" in warning for warning in s.warnings))
+    (told,) = (warning for warning in snapshot.warnings if "somebody else" in warning)
+    assert "(once; the last time to DEFAULT, and it needs EXCLUSIVE_PROCESS)" in told
+    calm.until(lambda _: calm.backend.modes[ONE] is ComputeMode.EXCLUSIVE_PROCESS)

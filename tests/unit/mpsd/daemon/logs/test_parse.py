@@ -7,6 +7,7 @@ from mpsd.daemon.logs.parse import (
     ClientConnected,
     ClientLimit,
     ClientUnaccounted,
+    Evictions,
     FaultBegun,
     FaultClients,
     FaultEnded,
@@ -66,6 +67,8 @@ def test_lines(text: str, line: LogLine) -> None:
             ClientConnected(0, 0),
         ),
         ("Control", "[memacct] failed to register client pid 0 target=unknown", ClientUnaccounted(0)),
+        ("Control", "[memacct] device GPU-1a-2b: requests 3, evictions 2, no-victim 1", Evictions("GPU-1a-2b", 2)),
+        ("Control", "[memacct] dev 0 requests=3 evictions=2", Evictions("", 2)),
         # server.log: 2013, 2021, 580
         ("Server", "New client 14781 connected", ClientConnected(14781)),
         ("Server", "MPS server failed to start", StartFailed("MPS server failed to start", generic=True)),
