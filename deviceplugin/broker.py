@@ -173,9 +173,10 @@ class Broker:
             generation=self._next_generation(),
             delivery=self._config.cdi.delivery,
             gpu_kind=self._hard.kind,
+            after=left,
         )
         if isinstance(outcome, Allocation):
-            outcome = structs.replace(outcome, created_unix_s=round(self._wall(), 3), after=left)
+            outcome = structs.replace(outcome, created_unix_s=round(self._wall(), 3))
             self._record(outcome)
             self._accounts.add(outcome)
             if outcome.delivery is Delivery.BOTH:  # a runtime without CDI waits for no file
@@ -183,7 +184,8 @@ class Broker:
             self._offers.granted(resource, outcome.group, self._monotonic())
             if self._published(resource).advertisement.offer not in (None, outcome.group):
                 self._publish()  # it has moved while this pod is admitted: back, before its next container asks
-            self._note_vacated()
+            if left:
+                self._note_vacated()
             self._mark_dirty(urgent=False)
         return outcome
 

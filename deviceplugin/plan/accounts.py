@@ -4,7 +4,7 @@ Shares are counted once however many allocations name them: a kubelet gives an i
 of the pod again, alone or among more. A share of a group counts on each of its GPUs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from deviceplugin.plan.model import ANNOTATED, Allocation, ContainerRef
 from mpsd.gpu.model import Mode
@@ -95,6 +95,17 @@ class Accounts:
     def on_gpu(self, gpu: str) -> Mapping[str, Allocation]:
         """Allocations on one GPU by key."""
         return self._by_gpu.get(gpu, {})
+
+    def clients(self, gpu: str, after: Collection[str] = ()) -> int:
+        """How many containers the GPU has that may be there side by side: one that has another's shares waits for the
+        end of that one.
+
+        Args:
+            after: keys whose shares somebody new is to have.
+        """
+        there = self.on_gpu(gpu)
+        passed_on = {key for allocation in there.values() for key in allocation.after}.union(after)
+        return len(there.keys() - passed_on)
 
     def granted_bytes(self, gpu: str) -> int:
         """Sum of the requests of all held shares on the GPU."""

@@ -4,7 +4,7 @@ Listed IDs are fixed; health moves. A share that the kubelet holds is Unhealthy 
 Unhealthy share kills running pods at the next kubelet restart (verified on kubelet 1.36.2).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -96,11 +96,12 @@ def free_fit(view: ResourceView, group: GroupView, accounts: Accounts) -> tuple[
     return min(fits, default=0), ""
 
 
-def client_room(mode: Mode, gpu: GpuView, accounts: Accounts) -> int:
-    """How many more containers the GPU takes. The MPS client cap counts allocations over all resources."""
+def client_room(mode: Mode, gpu: GpuView, accounts: Accounts, after: Collection[str] = ()) -> int:
+    """How many more containers the GPU takes. The MPS client cap counts allocations over all resources. `after`: see
+    Accounts.clients."""
     if mode is not Mode.SM_SHARING:
         return gpu.client_limit
-    return gpu.client_limit - len(accounts.on_gpu(gpu.uuid))
+    return gpu.client_limit - accounts.clients(gpu.uuid, after)
 
 
 def _available(view: ResourceView, name: str, fit: int, held: Mapping[str, bool]) -> int:

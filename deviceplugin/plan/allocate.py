@@ -35,12 +35,14 @@ def plan(
     generation: int,
     delivery: Delivery = Delivery.CDI,
     gpu_kind: str = "",
+    after: tuple[str, ...] = (),
     force: bool = False,
 ) -> Allocation | Refusal:
     """Plans what a container gets for these shares.
 
     Args:
         generation: makes the key; must be new.
+        after: see Allocation.
         force: plan without asking for room or mode: the kubelet already runs this container and we take it as it is.
     """
     wanted = tuple(sorted(device_ids))
@@ -57,7 +59,7 @@ def plan(
     if not force:
         if view.closed:
             return _invalid(view, view.closed)
-        refusal = _no_room(view, group, node, accounts, wanted, size.request_bytes)
+        refusal = _no_room(view, group, node, accounts, wanted, size.request_bytes, after)
         if refusal is not None:
             return refusal
         if unlisted := [share for share in wanted if not _is_known(view, accounts, share)]:
@@ -85,6 +87,7 @@ def plan(
         gpu_kind=gpu_kind,
         delivery=delivery,
         adopted=force,
+        after=after,
     )
 
 
@@ -116,13 +119,19 @@ def _bad_request(view: ResourceView, node: NodeView, accounts: Accounts, wanted:
 
 
 def _no_room(
-    view: ResourceView, group: GroupView, node: NodeView, accounts: Accounts, wanted: tuple[str, ...], share_bytes: int
+    view: ResourceView,
+    group: GroupView,
+    node: NodeView,
+    accounts: Accounts,
+    wanted: tuple[str, ...],
+    share_bytes: int,
+    after: tuple[str, ...],
 ) -> Refusal | None:
     asked = _asked(view, wanted, share_bytes)
     if reason := group.blocked or group.reserved:
         return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {reason}")
     for gpu in group.members:
-        if refusal := _no_room_on(view, gpu, node, accounts, wanted, share_bytes):
+        if refusal := _no_room_on(view, gpu, node, accounts, wanted, share_bytes, after):
             return refusal
     if reason := conflict(view, group, accounts):
         return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {reason}")
@@ -130,7 +139,13 @@ def _no_room(
 
 
 def _no_room_on(
-    view: ResourceView, gpu: GpuView, node: NodeView, accounts: Accounts, wanted: tuple[str, ...], share_bytes: int
+    view: ResourceView,
+    gpu: GpuView,
+    node: NodeView,
+    accounts: Accounts,
+    wanted: tuple[str, ...],
+    share_bytes: int,
+    after: tuple[str, ...],
 ) -> Refusal | None:
     asked = _asked(view, wanted, share_bytes)
     bound = accounts.mode(gpu.uuid)
@@ -154,7 +169,7 @@ def _no_room_on(
             f"{format_bytes(accounts.granted_bytes(gpu.uuid))}): wait for one to end, or "
             f"{_smaller(view, node, ids.group_of(wanted[0]), free_bytes)}",
         )
-    if client_room(view.resource.mode, gpu, accounts) <= 0:
+    if client_room(view.resource.mode, gpu, accounts, after) <= 0:
         return Refusal(
             RefusalCode.NO_ROOM,
             f"{view.name}: {asked} on {gpu.label}, but its {gpu.client_limit} MPS clients are taken: "

@@ -333,7 +333,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     delivery: Delivery = Delivery.CDI
     created_unix_s: UnixSeconds = 0.0
     adopted: bool = False
-    after: tuple[str, ...] = ()
+    after: tuple[Name, ...] = ()
     container: ContainerRef | None = None
     asked_request_bytes: Bytes = 0
     asked_limit_bytes: Bytes = 0

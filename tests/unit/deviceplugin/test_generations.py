@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.ids import device_id
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.model import Allocation, Refusal
 from deviceplugin.presence import ABSENT_S
+from mpsd.config.model import MpsConfig
 from mpsd.processes import PodProcess
 from mpsd.snapshot import GpuClient
-from tests.builders import uuid
+from tests.builders import config, fixed, resource, uuid
 from tests.world import World, answer_with
 
 BIG = device_id(uuid(0), 0)
@@ -204,3 +205,18 @@ def test_the_kubelet_is_looked_at_only_where_the_shares_may_be_another_pods(worl
     assert looks == []
     world.grant("b", BIG)
     assert looks == [1]
+
+
+def test_a_gpu_whose_clients_are_all_taken_still_gives_a_share_on(world: World) -> None:
+    """The new pod waits for the last one's end: they are never there side by side."""
+    world.broker.apply_config(config(resource("tiny", fixed(1)), mps=MpsConfig(client_limit=3)))
+    world.broker.publish()
+    held = [world.grant("tiny", device_id(uuid(0), n)) for n in range(3)]
+    for n, allocation in enumerate(held):
+        admitted(world, allocation, f"uid-{n}", pod=f"p{n}")
+    world.keeper.observe()
+    runs(world, held[0], "uid-0")
+    world.kubelet.containers.pop(("ns", "p0", "c"))
+    new = world.grant("tiny", *held[0].device_ids)
+    assert new.after == (held[0].key,)
+    assert isinstance(world.broker.allocate("gpufrac.dev/tiny", [device_id(uuid(0), 3)], world.keeper.recheck), Refusal)
