@@ -625,7 +625,7 @@ def test_a_copy_of_a_cdi_file_neither_stops_a_container_nor_starts_one(short_tmp
         (short_tmp / "cdi" / "backup.json").write_bytes(file.read_bytes())
         node.until(lambda: not (short_tmp / "cdi" / "backup.json").exists())
         assert (short_tmp / "cdi" / "backup.json.set-aside").exists()
-        assert "backup.json" in node.log()
+        node.until(lambda: "backup.json" in node.log())  # told once it is done
         end(mpsd)
         node.until(lambda: not node.cdi_keys())
         (short_tmp / "cdi" / "backup.json.set-aside").rename(short_tmp / "cdi" / "backup.yaml")
