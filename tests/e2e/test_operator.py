@@ -13,7 +13,7 @@ from deviceplugin.sim.kubelet import AdmittedPod
 from mpsd.config.model import GIB
 from tests.e2e.mpsdnode import ROOT, end, first_line
 from tests.e2e.pluginnode import SMALL, PluginNode, plugin_node
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.leaks_ok("gRPC keeps pollers, and channels close late")
 
@@ -55,6 +55,19 @@ class Operated:
         self.programs.append(program)
         assert first_line(program) == str(2 * GIB)
         return program
+
+    def try_past_mps(self, pod: AdmittedPod) -> str:
+        """What a program in the pod's container is told that looks for no MPS daemon, and ends."""
+        done = subprocess.run(
+            [sys.executable, "-m", "mpsd.sim.cuda", "--allocate", "2Gi"],
+            cwd=ROOT,
+            env=dict(pod.container().process_env) | {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        return done.stdout.strip()
 
     def daemon_pid(self) -> int | None:
         daemon = self.node.mpsd.client.snapshot().gpus[0].daemon
@@ -183,9 +196,14 @@ def test_a_tenant_who_claims_another_pods_share_can_neither_hold_it_nor_hide(ope
 
 
 def test_a_process_past_mps_is_told(operated: Operated) -> None:
-    """Protocol 3 leaves the GPU open to it, protocol 2 (EXCLUSIVE_PROCESS) until the first MPS client comes."""
+    """Protocol 3 leaves the GPU open to it; protocol 2 (EXCLUSIVE_PROCESS) does not, as a server is held there."""
     node = operated.node
     pod = node.admit_running("a")
+    daemon = node.mpsd.client.snapshot().gpus[0].daemon
+    assert daemon is not None
+    if daemon.protocol == 2:
+        until(lambda: operated.try_past_mps(pod) == "CUDA_ERROR_DEVICE_UNAVAILABLE")
+        return
     program = operated.use(pod, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     (found,) = node.until_status(lambda s: s.allocations[0].enforcement == "none").allocations
     assert found.reason == f"pid {program.pid} uses its GPU past MPS: it is not held to the limit"
