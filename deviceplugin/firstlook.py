@@ -36,10 +36,11 @@ class FirstLook:
         self._broker, self._mpsd = broker, mpsd
         self._shares = self._annotated = False
 
-    def adopted(self, *, checkpoint: bool) -> None:
+    def adopted(self, *, checkpoint: bool, recorded: bool) -> None:
         """What the kubelet shows was adopted. `checkpoint`: it could be read, which alone shows plain init containers.
-        On GPUs that mpsd has not shown yet nothing can be."""
-        if not self._shares and checkpoint and self._broker.complete:
+        `recorded`: nothing of it lacks a record for want of a disk that takes one.
+        On GPUs that mpsd has not shown yet nothing can be adopted."""
+        if not self._shares and checkpoint and recorded and self._broker.complete:
             self._shares = True
             self._broker.wake()
 

@@ -26,6 +26,7 @@ from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.lastowners import LastOwners
+from deviceplugin.ledger import LedgerError
 from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
 from deviceplugin.plan.start import Grant, Way
 from deviceplugin.presence import Holder, Observation, Shares
@@ -442,8 +443,8 @@ class Keeper:
             self.report.stale = stale_shares(seen, entries or (), self._broker.resource_names())
             self._broker.observe_kubelet(seen, foreign, judged, frozenset(reserved))
             self._broker.observe_directories(self._pod_exists)
-            self._adopt(seen)
-            self._first_look.adopted(checkpoint=entries is not None)
+            recorded = self._adopt(seen)
+            self._first_look.adopted(checkpoint=entries is not None, recorded=recorded)
             self._containers = containers
             self._observed_s = self._monotonic()
             return True
@@ -498,11 +499,13 @@ class Keeper:
             log.info("a GPU is no longer held by another plugin", gpu=gpu)
         self._foreign = foreign
 
-    def _adopt(self, seen: Observation) -> None:
-        """Takes in containers without a record, plain init containers among them, under the keys of their answers."""
+    def _adopt(self, seen: Observation) -> bool:
+        """Takes in containers without a record, plain init containers among them, under the keys of their answers.
+        False where one could not be recorded, which may be over later."""
         held = {**(seen.checkpointed or {}), **seen.listed}
         missing = missing_records(held, self._broker.allocations(), self._broker.resource_names())
         refused: dict[Shares, str] = {}
+        recorded = True
         for shares in missing:
             holder = held[shares]
             answered = (seen.checkpointed or {}).get(shares, holder)
@@ -510,6 +513,7 @@ class Keeper:
             try:
                 outcome = self._broker.adopt(*shares, answered.key)
             except GpufracError as error:
+                recorded = recorded and not isinstance(error, LedgerError)
                 outcome = Refusal(RefusalCode.INVALID, str(error))
             if isinstance(outcome, Refusal):
                 refused[shares] = outcome.text
@@ -518,6 +522,7 @@ class Keeper:
             else:
                 log.warning("adopted a container that held our shares without a record", key=outcome.key, **facts)
         self._adoption_refused = refused
+        return recorded
 
     def collect(self, *, pressed: bool = False) -> None:
         """Releases allocations that no kubelet entry and no process holds: CDI file first, record last."""

@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.firstlook import FirstLook
+from deviceplugin.ledger import LedgerError
 from deviceplugin.plan.model import ANNOTATED, Allocation
 from mpsd.config.model import AnnotationsConfig, Enforcement, GpuSelection
 from mpsd.errors import NotReachableError
@@ -80,6 +81,26 @@ def test_what_has_no_record_stays_until_the_kubelet_was_looked_at(
     assert told(world) == set(world.specs.files) == ({got.key} if runs else set())
 
 
+def test_what_cannot_be_recorded_yet_is_not_taken_for_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are gone and the disk is full: who runs was seen, and can be adopted only later."""
+    got = running(world)
+    lose_records(world)
+
+    def full(allocation: Allocation) -> None:
+        raise LedgerError("cannot record the allocation: No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(world.ledger, "put", full)
+        world.restart()
+        world.pass_time(100)
+        assert world.broker.allocations() == []
+        assert told(world) == set(world.specs.files) == {got.key}
+    world.pass_time(5)
+    world.tell()
+    world.keeper.attach()
+    assert told(world) == set(world.specs.files) == {got.key} == {a.key for a in world.broker.allocations()}
+
+
 def test_what_has_a_record_and_may_not_start_is_withdrawn_all_the_same(world: World) -> None:
     running(world)
     world.kubelet.down = True
@@ -126,5 +147,5 @@ def test_who_cannot_say_what_he_was_told_is_told_nothing(world: World) -> None:
     look = FirstLook(world.broker, Silent())
     with pytest.raises(NotReachableError):
         look.with_unknown(Desired(), look.looked())
-    look.adopted(checkpoint=True)
+    look.adopted(checkpoint=True, recorded=True)
     assert look.with_unknown(Desired(), look.looked()) == Desired()
