@@ -979,6 +979,7 @@ TABLE = [
         state=BACKOFF,
         says=r"replaced as nobody uses it: wedged, .*MPS servers end as soon as they are started: \d+ times in",
         after=After.NEW,
+        steps=4 * STEPS,  # each server that dies is one, and how many do until it is replaced is the machine's affair
     ),
     Row(
         fault="server in FAULT",
