@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from mpsd.snapshot import LimitQuery
 from tests.e2e.containerd.cri import CriError
 from tests.e2e.containerd.node import Containerd, why_not
 from tests.e2e.pluginnode import PluginNode, kill
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.root,
@@ -52,6 +54,21 @@ class Node:
         self.directories[pod] = Path(self.plugin.root, "kubelet", "pods", f"uid-{name}")
         self.directories[pod].mkdir(parents=True)
         return pod
+
+    def create(self, pod: str, *args: Any, **more: Any) -> str:
+        """Creates its container `main`, and tries until that is allowed, as the kubelet does: a daemon may take longer
+        than a runtime waits."""
+        said = ""
+
+        def made() -> str:
+            nonlocal said
+            try:
+                return self.cri.create(pod, "main", *args, **more)
+            except CriError as error:
+                said = str(error)
+                return ""
+
+        return until(made, lambda: said)
 
     def make_cgroup(self, path: str) -> str:
         """A cgroup that the simulated driver can keep limits on, named as a real one."""
@@ -100,7 +117,7 @@ def test_an_annotated_container_is_made_with_its_gpu_its_daemon_and_its_limit(no
     pod = node.pod("trainer", KEYS)
     # The pod's own wishes, twice: of two equal names an adjustment of the environment would change the first only.
     own = [("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=79G"), ("NVIDIA_VISIBLE_DEVICES", "all")]
-    container = node.cri.create(pod, "main", [*own, *own])
+    container = node.create(pod, [*own, *own])
     node.cri.start(container)
     env = node.containerd.exec_env(container)
     (allocation,) = node.plugin.status().allocations
@@ -132,11 +149,11 @@ def test_what_cant_be_kept_is_not_made_and_the_runtime_is_told_why(node: Node) -
 def test_a_hard_limit_stands_on_the_cgroup_before_the_program_starts(node_615: Node) -> None:
     node = node_615
     pod = node.pod("hard", {"gpu-memory.limit": "8Gi", "gpu-memory.request": "4Gi", "gpus.devices": "1"})
-    container = node.cri.create(pod, "main")
+    container = node.create(pod)
     with pytest.raises(CriError, match="its memory limit of 8Gi can't be put in force"):
         node.cri.start(container)  # the simulated driver knows no such cgroup
     node.cri.remove(container)
-    second = node.cri.create(pod, "main")
+    second = node.create(pod)
     path = node.cri.status(second).spec["linux"]["cgroupsPath"]
     cgroup = node.make_cgroup(path)
     node.cri.start(second)
@@ -152,7 +169,7 @@ def test_annotations_lower_the_limit_of_a_share(node: Node) -> None:
     assert edits.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M"
     pod = node.cri.run_pod("lower", uid=held.uid, annotations={"nvidia.com/container.main.gpu-memory.limit": "3Gi"})
     own = [("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=79G")]
-    container = node.cri.create(pod, "main", own, cdi_devices=edits.cdi_devices)
+    container = node.create(pod, own, cdi_devices=edits.cdi_devices)
     node.cri.start(container)
     env = node.containerd.exec_env(container)
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=3072M"
@@ -166,7 +183,7 @@ def test_annotations_lower_the_limit_of_a_share(node: Node) -> None:
 
 def test_a_kill_of_the_plugin_loses_nothing_and_what_was_made_meanwhile_is_told(node: Node) -> None:
     first = node.pod("first", KEYS)
-    container = node.cri.create(first, "main")
+    container = node.create(first)
     node.cri.start(container)
     before = node.plugin.status().allocations[0]
     kill(node.process)
@@ -182,7 +199,7 @@ def test_a_kill_of_the_plugin_loses_nothing_and_what_was_made_meanwhile_is_told(
     # Made again, it is as it should be.
     node.cri.stop(alone, 0)
     node.cri.remove(alone)
-    again = node.cri.create(second, "main")
+    again = node.create(second)
     node.cri.start(again)
     status = node.plugin.until_status(lambda s: not s.annotated.unenforced)  # type: ignore[union-attr]
     assert {a.enforcement for a in status.allocations} == {"cooperative"}
@@ -191,11 +208,11 @@ def test_a_kill_of_the_plugin_loses_nothing_and_what_was_made_meanwhile_is_told(
 
 def test_a_restart_of_the_runtime_is_survived(node: Node) -> None:
     pod = node.pod("stays", KEYS)
-    container = node.cri.create(pod, "main")
+    container = node.create(pod)
     node.cri.start(container)
     before = node.plugin.status().allocations
     gone = node.pod("goes", KEYS)
-    node.cri.start(node.cri.create(gone, "main"))
+    node.cri.start(node.create(gone))
     node.containerd.stop(signal.SIGKILL)
     node.plugin.until_status(lambda s: s.annotated is not None and not s.annotated.runtime)
     node.containerd.start()
