@@ -138,8 +138,7 @@ class LocalServer:
             answer = wire.encode_failure(wire.BUSY, f"cannot serve more than {MAX_CONNECTIONS} connections at a time")
         else:
             answer = wire.encode_failure(wire.DENIED, f"cannot serve UID {uid}: only root may call, use sudo")
-        with suppress(OSError):
-            connection.send(answer, socket.MSG_DONTWAIT)
+        _tell(connection, answer)
         connection.close()
 
     def _seat(self, connection: socket.socket, *, ours: bool) -> bool:
@@ -155,8 +154,7 @@ class LocalServer:
                     self._seats.leave(connection)
                     admission = Admission(admitted=False, leaves=admission.leaves)
             if admission.leaves is not None:  # under the lock: its thread closes it under it, too
-                with suppress(OSError):
-                    admission.leaves.send(_MADE_ROOM, socket.MSG_DONTWAIT)
+                _tell(admission.leaves, _MADE_ROOM)
                 _shut(admission.leaves, socket.SHUT_RDWR)
         return admission.admitted
 
@@ -308,6 +306,13 @@ def is_ours(pid: int, proc: str = "/proc") -> bool:
     except OSError:
         return False
     return any(word.rpartition(b"/")[2] == b"gpufrac" or word == b"deviceplugin.cli.main" for word in words)
+
+
+def _tell(connection: socket.socket, answer: bytes) -> None:
+    """Sends what fits at once. Not by `send`: with a timeout it waits for room first, whatever its flags (CPython), and
+    who reads nothing must not hold up whoever comes next."""
+    with suppress(OSError):
+        os.write(connection.fileno(), answer)
 
 
 def _shut(connection: socket.socket, how: int) -> None:

@@ -307,6 +307,20 @@ def test_who_holds_connections_in_silence_keeps_nobody_out(
         assert left[0].recv(1) == b""
 
 
+def test_who_takes_no_answers_holds_up_nobody(path: str) -> None:
+    """Not for the time it takes to tell each of them to leave, either."""
+    server = LocalServer(path, {"much": lambda _: "x" * (4 << 20), "little": lambda _: {"is": 1}})
+    server.start()
+    try:
+        with connections(path, wire.encode_request("much", {})) as held:
+            for connection in held:
+                assert select.select([connection], [], [], WAIT_S)[0]
+            for _ in range(3):
+                assert call(path, "little", None, dict[str, int])
+    finally:
+        server.close()
+
+
 def test_while_methods_run_on_all_places_some_are_kept_for_our_own(
     path: str, owner: Owner, running: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
