@@ -2,6 +2,7 @@
 shape, with values that can be. What can't be used is set aside for a person, never overwritten.
 """
 
+import itertools
 import os
 from collections.abc import Callable
 from typing import TypeVar
@@ -66,8 +67,10 @@ def decode(data: bytes, shape: type[T], flaw: Callable[[T], str] = lambda _: "")
 
 
 def set_aside(path: str) -> str:
-    """Moves what is at `path` out of the way, whatever it is. Where it is now, empty where it can't be moved."""
-    aside = f"{path}.unreadable"
+    """Moves what is at `path` out of the way, whatever it is, to a name that is free: what was set aside before stays,
+    and a directory could not take its place. Where it is now, empty where it can't be moved."""
+    names = itertools.chain([f"{path}.unreadable"], (f"{path}.unreadable-{n}" for n in itertools.count(2)))
+    aside = next(name for name in names if not os.path.lexists(name))
     try:
         os.replace(path, aside)
     except OSError:

@@ -921,8 +921,8 @@ class Supervisor:
             if self._state.saved.compute_modes.get(uuid, gpu.state.compute_mode) is first:
                 yield (
                     f"GPU {gpu.state.info.index}: it was in compute mode {first} when mpsd started, without a record "
-                    "of who set it (mpsd.json was not there), and is given back so: if that is not wanted: nvidia-smi "
-                    f"-i {uuid} -c DEFAULT while nothing is bound there"
+                    "of who set it (there was no mpsd.json of use), and is given back so: if that is not wanted: "
+                    f"nvidia-smi -i {uuid} -c DEFAULT while nothing is bound there"
                 )
 
     def _unlisted_processes(self) -> Iterable[str]:

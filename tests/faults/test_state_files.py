@@ -14,6 +14,7 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.selftest import record
 from mpsd.errors import GpufracError
 from mpsd.state import StateFile
+from tests.desired import bind
 
 MIB = 1 << 20
 KEY = "0" * 20
@@ -112,3 +113,19 @@ def test_what_is_no_small_regular_file_neither_hangs_nor_fills_memory(
     if read not in (read_selftest, read_checkpoint):
         assert not os.path.lexists(short_tmp / name)
         assert os.path.lexists(short_tmp / f"{name}.unreadable")
+
+
+def test_what_was_set_aside_before_is_neither_lost_nor_in_the_way(short_tmp: Path) -> None:
+    """A directory takes no file's place, nor one that has entries: mpsd could never write its state again."""
+    path = short_tmp / "mpsd.json"
+    kept = []
+    for n, put in enumerate([fifo, directory, directory, endless]):
+        put(path)
+        if put is directory:
+            (path / str(n)).touch()
+        read_state(path)
+        assert not os.path.lexists(path)
+        kept.append({entry.name for entry in short_tmp.iterdir()})
+    assert [len(names) for names in kept] == [1, 2, 3, 4]
+    StateFile(str(path), "boot").record_desired(bind("GPU-0"))
+    assert path.is_file()
