@@ -35,6 +35,8 @@ class FirstLook:
     def __init__(self, broker: Broker, mpsd: Mpsd) -> None:
         self._broker, self._mpsd = broker, mpsd
         self._shares = self._annotated = False
+        self._judged = {allocation.key for allocation in broker.allocations()}
+        """Had a record since we started: where they have none any more, they were released."""
 
     def adopted(self, *, checkpoint: bool, recorded: bool) -> None:
         """What the kubelet shows was adopted. `checkpoint`: it could be read, which alone shows plain init containers.
@@ -57,11 +59,11 @@ class FirstLook:
         """
         if looked.all:
             return desired
-        known = {allocation.key for allocation in desired.allocations}
+        self._judged |= {allocation.key for allocation in desired.allocations}
         kept = (
             allocation
             for allocation in self._mpsd.desired().allocations
-            if allocation.key not in known
+            if allocation.key not in self._judged
             and not (looked.annotated if allocation.resource == ANNOTATED else looked.shares)
         )
         return Desired(allocations=(*kept, *desired.allocations))

@@ -122,6 +122,24 @@ def test_gpus_that_mpsd_has_not_shown_are_no_reason_to_take_anything_away(world:
     assert told(world) == set(world.specs.files) == {got.key}
 
 
+def test_what_is_released_before_the_first_look_is_over_does_not_come_back(world: World) -> None:
+    """A GPU that mpsd can't read keeps the look from being over for as long as it is so."""
+    restored = running(world)
+
+    def tell(daemon: object = None) -> None:
+        world.broker.observe_snapshot(structs.replace(snapshot(status(info(0))), reason="GPU 1 has not been read"))
+
+    world.tell = tell  # type: ignore[method-assign]
+    world.restart()
+    young = world.grant("b", f"{uuid(0)}::0")
+    world.keeper.attach()
+    assert told(world) == {restored.key, young.key}
+    for allocation in (restored, young):
+        world.broker.release(allocation.key)
+    world.keeper.attach()
+    assert told(world) == set()
+
+
 def wanted(key: str, resource: str) -> DesiredAllocation:
     return DesiredAllocation(
         key=key, resource=resource, group=uuid(0), gpus=(uuid(0),), mode=Mode.SM_SHARING, limit_bytes=1 << 30
