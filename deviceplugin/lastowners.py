@@ -65,8 +65,9 @@ class LastOwners:
         unknown, alive = living(there, clients, {allocation.key}, pods)
         if not lost or unknown or alive:
             return unknown, alive
+        gone = pods.get(allocation.key, ())  # somebody else may have released it meanwhile
         of_pods = self._pod_processes().items()
-        mine = [p for uid, found in of_pods for p in found if uid in pods[allocation.key] or p.marker == allocation.key]
+        mine = [p for uid, found in of_pods for p in found if uid in gone or p.marker == allocation.key]
         return "", ", ".join(str(process.pid) for process in mine if process.name != PAUSE)
 
     def _still_ending(self, pod_uids: Collection[str]) -> str:

@@ -1,6 +1,6 @@
 """When an allocation whose pod is gone is released: at once where its end is proven, and though its GPU is away."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -129,6 +129,25 @@ def test_a_process_that_lives_on_beside_a_lost_gpu_holds_what_it_had(world: Worl
     world.processes = {}
     look(world)
     assert world.broker.allocations() == []
+
+
+def test_one_that_somebody_else_releases_meanwhile_is_no_failure(world: World) -> None:
+    """An Allocate that waits for room releases, too, and the look at processes is slow."""
+    got = running(world)
+    lose(world, 0)
+    ended(world)
+    world.processes = {"uid-9": [PodProcess(7, "c", None, "python")]}
+    find_lost = world.broker.lost
+
+    def released_meanwhile(gpus: Iterable[str]) -> set[str]:
+        if got.key in {a.key for a in world.broker.allocations()}:
+            world.broker.release(got.key)
+        return find_lost(gpus)
+
+    world.broker.lost = released_meanwhile  # type: ignore[method-assign]
+    look(world)
+    assert world.broker.allocations() == []
+    assert world.keeper.report.release_blocked == {}
 
 
 def test_a_gpu_that_only_does_not_answer_is_not_away(world: World) -> None:
