@@ -5,7 +5,6 @@ desired state and publishes lists. The *observer* looks at the kubelet every few
 checks that containers really carry our marker. Both compare desired with observed; a lost hint costs seconds only.
 """
 
-import os
 import threading
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from deviceplugin.firstlook import FirstLook, Looked
 from deviceplugin.foreign import InitHolders, foreign_holders, reservations
 from deviceplugin.hardlimits import LimitKeeper, LimitState, MarkedCgroup
 from deviceplugin.kubelet import checkpoint
-from deviceplugin.kubelet.places import KubeletPlaces
+from deviceplugin.kubelet.places import KubeletPlaces, pod_exists
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
 from deviceplugin.lastowners import LastOwners
 from deviceplugin.ledger import LedgerError
@@ -134,7 +133,7 @@ class Keeper:
     ) -> None:
         self._broker, self._specs, self._mpsd, self._kubelet = broker, specs, mpsd, kubelet
         self._plugins_directory = places.device_plugins
-        self._pods_directory = os.path.join(places.root, "pods")
+        self._pods_directory = places.pods
         self._housekeeping = housekeeping
         self._monotonic = monotonic
         self.report = Report()
@@ -468,16 +467,7 @@ class Keeper:
             return None, str(error)
 
     def _pod_exists(self, uid: str) -> bool:
-        """Whether the kubelet has a directory of the pod. What can't be looked at may be there."""
-        if "/" in uid or uid in ("", ".", ".."):
-            return False
-        try:
-            os.stat(os.path.join(self._pods_directory, uid))
-        except FileNotFoundError:
-            return not os.path.isdir(self._pods_directory)
-        except OSError:
-            return True
-        return True
+        return pod_exists(self._pods_directory, uid)
 
     def _holding_pods(self) -> set[str]:
         return {uid for uids in self._broker.pods().values() for uid in uids}

@@ -10,6 +10,7 @@ from cdi.errors import CdiError
 from cdi.writer import SpecDirectory
 from deviceplugin import render
 from deviceplugin.kubelet import checkpoint
+from deviceplugin.kubelet.places import pod_exists
 from deviceplugin.ledger import Ledger
 from deviceplugin.plan.model import Allocation
 from mpsd.errors import GpufracError
@@ -75,10 +76,13 @@ def _holders(allocations: Iterable[Allocation], places: Places) -> tuple[Mapping
         entries = checkpoint.read(places.device_plugins)
     except checkpoint.CheckpointError as error:
         unknown = str(error)
+    to_do = "delete that pod first"
+    if not os.path.isdir(places.pods):
+        to_do = f"whether it is gone can't be told, as {places.pods} is not to be seen: run this where it is"
     for allocation in allocations:
         for uid, container in _named(allocation, entries):
-            if os.path.isdir(os.path.join(places.pods, uid)):
-                found[allocation.key] = f"container {container} of the pod with UID {uid}: delete that pod first"
+            if pod_exists(places.pods, uid):
+                found[allocation.key] = f"container {container} of the pod with UID {uid}: {to_do}"
     return found, unknown
 
 

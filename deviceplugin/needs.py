@@ -6,6 +6,7 @@ As a systemd unit that runs as root it has all of it. In a pod each piece has to
 import os
 from collections.abc import Mapping
 
+from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubernetes.frontend import OFF
 from mpsd.config.model import NodeConfig
 from mpsd.host.checks import environment_objection
@@ -42,7 +43,7 @@ def sees_no_containers(proc: str = "/proc") -> str:
 
 def no_host_paths(config: NodeConfig, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Directories that must be the host's and are not."""
-    pods = os.path.join(config.kubelet_root, "pods")
+    pods = kubelet_places(config).pods
     found = []
     if not os.path.isdir(pods):
         found.append(

@@ -18,6 +18,11 @@ class KubeletPlaces(NamedTuple):
         return os.path.join(self.device_plugins, "kubelet.sock")
 
     @property
+    def pods(self) -> str:
+        """One directory per pod that the kubelet has not cleaned up after, by UID."""
+        return os.path.join(self.root, "pods")
+
+    @property
     def pod_resources_socket(self) -> str:
         return os.path.join(self.root, "pod-resources", "kubelet.sock")
 
@@ -48,3 +53,16 @@ class KubeletPlaces(NamedTuple):
 
 def kubelet_places(config: NodeConfig) -> KubeletPlaces:
     return KubeletPlaces(config.kubelet_root, config.kubelet_device_plugins)
+
+
+def pod_exists(pods: str, uid: str) -> bool:
+    """Whether the kubelet has a directory of the pod in that one. What can't be looked at may be there."""
+    if "/" in uid or uid in ("", ".", ".."):
+        return False
+    try:
+        os.stat(os.path.join(pods, uid))
+    except FileNotFoundError:
+        return not os.path.isdir(pods)
+    except OSError:
+        return True
+    return True

@@ -100,6 +100,17 @@ def test_what_the_kubelet_does_not_tell_is_not_taken_for_nobody(node: Node) -> N
     assert all("cannot read the kubelet's checkpoint" in line for line in left)
 
 
+def test_where_pods_cannot_be_seen_nobody_is_taken_for_gone(node: Node) -> None:
+    share, _, annotated = node.allocations
+    node.checkpoint((share, "uid-1"))
+    Path(node.places.pods).rmdir()
+    left = clear(node.places)
+    assert len(left) == 2
+    assert all(f"can't be told, as {node.places.pods} is not to be seen" in line for line in left)
+    kept = {name for name in node.state() if name.endswith(".json") and "/allocations/" in name}
+    assert kept == {f"plugin/allocations/{key}.json" for key in (share.key, annotated.key)}
+
+
 def test_a_node_that_never_had_a_plugin_is_clean_and_stays_so(short_tmp: Path) -> None:
     assert clear(places(short_tmp)) == []
     assert list(short_tmp.iterdir()) == []
