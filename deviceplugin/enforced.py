@@ -7,7 +7,7 @@ observer).
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -18,6 +18,7 @@ from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.markers import MARKED, Markers, PodView, Verdict, VerdictCode
 from deviceplugin.owners import Pods
 from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.start import starts_as
 from deviceplugin.presence import Holder
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import Mode
@@ -88,8 +89,9 @@ class EnforcementCheck:
             containers: as the kubelet showed them last.
         """
         inspection = self._broker.inspect()
+        allocations = [starts_as(allocation, inspection.hard) for allocation in inspection.allocations]
         holders = {key: holder for key, holder in inspection.holders.items() if isinstance(holder, Holder)}
-        self._past_mps = self._outside_mps()
+        self._past_mps = self._outside_mps(allocations)
         unenforced = self._past_mps | _doubled(holders, set(inspection.view.resources), containers)
         self._look_at_markers(inspection, holders, published - unenforced.keys(), containers)
         doubts: dict[str, str] = {}
@@ -97,7 +99,7 @@ class EnforcementCheck:
             if verdict.message:
                 (unenforced if verdict.unenforced else doubts).setdefault(key, verdict.message)
         gpus = {gpu.info.uuid: gpu for gpu in inspection.gpus}
-        for allocation in inspection.allocations:
+        for allocation in allocations:
             if (first := self._first.get(allocation.key)) is None:
                 continue
             apart = isolation.USER_NAMESPACE if first.own_users else isolation.SHARED
@@ -145,13 +147,13 @@ class EnforcementCheck:
         """Whether the kubelet has made the directory it makes before it creates a container."""
         return os.path.isdir(os.path.join(self._pods_directory, holder.pod_uid, "containers", holder.container))
 
-    def _outside_mps(self) -> dict[str, str]:
+    def _outside_mps(self, allocations: Iterable[Allocation]) -> dict[str, str]:
         """Allocations that a process uses past the MPS daemon, and so past their limit. A container may: nothing but
         its environment and the compute mode, which MPS protocol 3 leaves at DEFAULT, lead it to the daemon."""
         gpus = {gpu.info.uuid: gpu for gpu in self._broker.gpus() if _tells_clients(gpu)}
         plain = {uuid: GpuClients(clients=gpu.clients) for uuid, gpu in gpus.items()}
         pods = self._broker.pods()
-        live = [a for a in self._broker.allocations() if a.mode is Mode.SM_SHARING]
+        live = [a for a in allocations if a.mode is Mode.SM_SHARING]
         # A hard limit is the cgroup's: it holds past MPS, too.
         live = [a for a in live if a.enforcement is Enforcement.COOPERATIVE and _plain(a, plain, pods)]
         if not live:

@@ -9,9 +9,10 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.attention import attention
+from mpsd.config.model import Enforcement
 from mpsd.processes import PodProcess, start_time
 from mpsd.snapshot import GpuClient
-from tests.builders import config, fixed, info, reported, resource, snapshot, status, uuid
+from tests.builders import CAN, CANNOT, HOOKED_KIND, config, fixed, info, reported, resource, snapshot, status, uuid
 from tests.unit.deviceplugin.test_keeper import AS_GRANTED, begun, looks, running
 from tests.world import World
 
@@ -140,3 +141,20 @@ def test_nobody_is_accused_of_a_variable_that_changes_nothing(short_tmp: Path) -
     world.processes = {"uid-1": running(got.key, variables=loose)}
     assert looks(world, 5) == set(), "the daemon's own limit is no higher than this one's"
     world.ledger.close()
+
+
+def test_what_was_granted_hard_is_judged_by_what_holds_it_now(world: World) -> None:
+    """A node that lost hard limits, such as by an older driver: MPS alone holds what starts there."""
+    world.hard_limits = CAN
+    world.broker.set_gpu_kind(HOOKED_KIND, {}, frozenset({HOOKED_KIND}))
+    world.tell()
+    got = world.grant()
+    assert got.enforcement is Enforcement.HARD
+    begun(world, got)
+    (_, first) = running(got.key, variables=AS_GRANTED | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=70G"})
+    world.processes = {"uid-1": [first]}
+    assert looks(world, 5) == set(), "its cgroup holds it"
+    world.hard_limits = CANNOT
+    world.tell()
+    world.keeper.attach()
+    assert looks(world, 5) == {got.key}
