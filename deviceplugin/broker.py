@@ -636,7 +636,7 @@ class Broker:
             if question not in judged:
                 judged[question] = gpus_objection(allocation, gpus)
             if not judged[question] and not attach_objection(allocation, gpus):
-                allowed[allocation.key] = (allocation, way(allocation, gpus))
+                allowed[allocation.key] = (allocation, way(allocation, gpus, self._config.mps))
         return allowed
 
     def desired(self) -> Desired:
@@ -650,7 +650,7 @@ class Broker:
         return self._protocols.get(gpu, 3 if self._config.mps.protocol == "3" else 2)
 
     def shared_memory(self, gpu: str) -> str | None:
-        """What the GPU's daemon has as its /dev/shm by mpsd's last word, None before that."""
+        """What the GPU's daemon has as its /dev/shm by mpsd's last word, None where it did not tell."""
         with self._lock:
             return next((g.daemon.shared_memory for g in self._gpus if g.info.uuid == gpu and g.daemon), None)
 

@@ -7,8 +7,7 @@ import msgspec
 
 from cdi.model import ContainerEdits, Device, Mount, Spec
 from deviceplugin.plan.model import Allocation
-from mpsd.config.model import Delivery, Enforcement, MpsConfig
-from mpsd.daemon.paths import daemon_dirs
+from mpsd.config.model import Delivery, Enforcement
 from mpsd.gpu.model import MIB, Mode
 
 VENDOR = "gpufrac.dev"
@@ -122,12 +121,6 @@ def is_read_only(container: str, *, writable: bool) -> bool:
         writable: `mps.writableMount`.
     """
     return container != SHARED_MEMORY and not writable
-
-
-def shared_memory(allocation: Allocation, mps: MpsConfig) -> str:
-    """The directory on the host that the allocation's daemon will see as /dev/shm by the config, empty for the node's.
-    Only for an answer that is given before there is a daemon: one that runs may have been started otherwise."""
-    return daemon_dirs(mps, allocation.group).shared_memory if mps.shared_memory else ""
 
 
 def answer(allocation: Allocation, pipe_directory: str, shared_memory: str = "", *, settable: bool = False) -> Answer:

@@ -47,8 +47,9 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     pinned_limit_bytes: int | None = None
     attached: tuple["Attached", ...] = ()
     unheld: str = ""
-    shared_memory: str = ""
-    """The directory that it was given as its /dev/shm and that its clients mount there; empty: it has the node's."""
+    shared_memory: str | None = None
+    """The directory that it was given as its /dev/shm and that its clients mount there; empty: it has the node's. None:
+    an older mpsd, which does not tell."""
     restarts: int = 0
     wedged: bool = False
     last_log: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from deviceplugin.broker import Broker, Recheck, desired_allocation
 from deviceplugin.ledger import LedgerError
 from deviceplugin.plan.advertise import Advertisement
 from deviceplugin.plan.model import Allocation, Device, Refusal, RefusalCode
+from deviceplugin.plan.start import configured_shared_memory
 from mpsd.config.model import MAX_ADVERTISED_DEVICES
 from mpsd.daemon.paths import daemon_dirs, mount_directory
 from mpsd.plan import namespace_of
@@ -112,7 +113,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         mps = self._broker.config.mps
         shared_memory = self._broker.shared_memory(allocation.gpus[0])
         if shared_memory is None:
-            shared_memory = render.shared_memory(allocation, mps)
+            shared_memory = configured_shared_memory(allocation, mps)
         answer = render.answer(
             allocation, self._pipe_directory(allocation), shared_memory, settable=self._broker.hard.settable
         )

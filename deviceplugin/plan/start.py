@@ -8,7 +8,8 @@ from msgspec import structs
 from deviceplugin.plan.enforcement import UNKNOWN, mps_level, ones
 from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, HardAbility
 from deviceplugin.plan.view import service_trouble
-from mpsd.config.model import Enforcement
+from mpsd.config.model import Enforcement, MpsConfig
+from mpsd.daemon.paths import daemon_dirs
 from mpsd.gpu.model import GpuHealth
 from mpsd.quantity import format_bytes
 from mpsd.snapshot import Attached, DaemonStatus, GpuStatus
@@ -139,13 +140,20 @@ def attach_objection(allocation: Allocation, gpus: Gpus) -> str:
     return "" if attached.pipe_directory else "its MPS daemon names no directory for it"
 
 
-def way(allocation: Allocation, gpus: Gpus) -> Way:
+def way(allocation: Allocation, gpus: Gpus, mps: MpsConfig) -> Way:
     """What the container mounts when it may start: what the daemon that runs has, whatever the config says by now."""
     daemon = _daemon(allocation, gpus)
     if daemon is None:
         return Way()
     attached = _attached(allocation, daemon) if daemon.protocol != 2 else None
-    return Way(attached.pipe_directory if attached is not None else daemon.pipe_directory, daemon.shared_memory)
+    shared_memory = configured_shared_memory(allocation, mps) if daemon.shared_memory is None else daemon.shared_memory
+    return Way(attached.pipe_directory if attached is not None else daemon.pipe_directory, shared_memory)
+
+
+def configured_shared_memory(allocation: Allocation, mps: MpsConfig) -> str:
+    """The directory on the host that the allocation's daemon will see as /dev/shm by the config, empty for the node's.
+    Only where nothing is known of its daemon: one that runs may have been started otherwise."""
+    return daemon_dirs(mps, allocation.group).shared_memory if mps.shared_memory else ""
 
 
 def loosened(allocation: Allocation, gpus: Gpus) -> str:

@@ -463,4 +463,5 @@ def test_shared_memory_switched_on_is_told_once_the_daemon_that_runs_has_it(node
     node.apply(Desired())
     gpu = node.until_gpu(lambda g: is_ready(g) and g.daemon is not None and g.daemon.shared_memory != "")
     assert gpu.daemon is not None
+    assert gpu.daemon.shared_memory is not None
     assert os.path.isdir(gpu.daemon.shared_memory)

@@ -5,6 +5,7 @@ import pytest
 
 from cdi.encode import encode_spec
 from deviceplugin import render
+from deviceplugin.plan.start import configured_shared_memory
 from mpsd.config.model import GIB, Delivery, Enforcement, MpsConfig
 from mpsd.gpu.model import Mode
 from tests.builders import allocation, uuid
@@ -96,8 +97,8 @@ def test_the_key_comes_back_from_our_device_name_only() -> None:
 
 
 def test_a_container_sees_the_daemons_shared_memory_only_where_the_config_says_so() -> None:
-    assert render.shared_memory(A, MpsConfig()) == ""
-    directory = render.shared_memory(A, MpsConfig(shared_memory=True))
+    assert configured_shared_memory(A, MpsConfig()) == ""
+    directory = configured_shared_memory(A, MpsConfig(shared_memory=True))
     assert uuid(0) in directory
     assert render.mounts(A, PIPE, directory) == (("/tmp/nvidia-mps", PIPE), ("/dev/shm", directory))
     for writable, option in ((False, "ro"), (True, "rw")):

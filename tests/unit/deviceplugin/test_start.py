@@ -17,7 +17,7 @@ from deviceplugin.plan.start import (
     way,
 )
 from deviceplugin.runtimes import takes_cdi
-from mpsd.config.model import GIB, Enforcement
+from mpsd.config.model import GIB, Enforcement, MpsConfig
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.snapshot import Attached, DaemonState, DaemonStatus, GpuStatus
 from tests.builders import HARD, HOOKED_KIND, NOT_HARD, PLAIN_KIND, allocation, info, status, uuid
@@ -52,7 +52,7 @@ def reported(live: Allocation, served: DaemonStatus | None, *others: GpuStatus) 
 def test_it_may_start_on_a_daemon_that_serves(live: Allocation, protocol: int, state: DaemonState) -> None:
     gpus = reported(live, daemon(protocol, state=state))
     assert start_objection(live, gpus, NOT_HARD) == ""
-    assert way(live, gpus).pipe_directory == ("/run/mps" if protocol == 2 else f"/run/ns/{live.group}")
+    assert way(live, gpus, MpsConfig()).pipe_directory == ("/run/mps" if protocol == 2 else f"/run/ns/{live.group}")
 
 
 def attached(**changes: object) -> Callable[[Allocation], tuple[Attached, ...]]:
@@ -111,7 +111,7 @@ def test_a_daemon_of_more_gpus_numbers_them_otherwise() -> None:
 def test_time_slicing_needs_no_daemon() -> None:
     gpus = reported(SLICED, None)
     assert start_objection(SLICED, gpus, NOT_HARD) == ""
-    assert way(SLICED, gpus) == Way()
+    assert way(SLICED, gpus, MpsConfig()) == Way()
 
 
 def hard(mode: Mode, **changes: object) -> Allocation:
@@ -196,7 +196,7 @@ def test_a_time_slicing_share_among_borrowers_needs_the_daemons_main_socket(serv
     got = start_objection(live, gpus, HARD)
     assert said in got if said else got == ""
     if not said:
-        assert way(live, gpus).pipe_directory == "/run/ns/_main"
+        assert way(live, gpus, MpsConfig()).pipe_directory == "/run/ns/_main"
 
 
 @pytest.mark.parametrize(
@@ -222,4 +222,13 @@ def test_a_container_mounts_the_shared_memory_that_the_daemon_which_runs_has(pro
     """Not what the config says: it may have been switched on while a daemon keeps its clients."""
     for directory in ("", "/run/mps.shm"):
         gpus = reported(ONE, daemon(protocol, shared_memory=directory))
-        assert way(ONE, gpus).shared_memory == directory
+        for mps in (MpsConfig(), MpsConfig(shared_memory=True)):
+            assert way(ONE, gpus, mps).shared_memory == directory
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_of_an_mpsd_that_does_not_tell_the_shared_memory_the_config_does(protocol: int) -> None:
+    """An older one, until it is replaced, too: a container without it would not reach its daemon."""
+    gpus = reported(ONE, daemon(protocol, shared_memory=None))
+    assert way(ONE, gpus, MpsConfig()).shared_memory == ""
+    assert way(ONE, gpus, MpsConfig(shared_memory=True)).shared_memory.endswith(".shm")
