@@ -208,7 +208,8 @@ class Session:
             server.add_insecure_port(f"unix:{self._path}")
         except RuntimeError as error:  # gRPC keeps its reason for a log of its own
             pool.shutdown()
-            raise TransientError(f"cannot listen on {self._path}: {_why_unbound(self._path)}") from error
+            misplaced = "" if os.path.isdir(self._places.device_plugins) else self._places.missing()
+            raise TransientError(misplaced or f"cannot listen on {self._path}: {_why_unbound(self._path)}") from error
         server.start()
         os.chmod(self._path, 0o600)
         self._server, self._servicer = server, servicer

@@ -684,6 +684,21 @@ def test_a_root_dir_that_is_not_the_kubelet_s_is_named(short_tmp: Path) -> None:
         node.close()
 
 
+def test_a_directory_for_device_plugins_below_the_root_dir_is_told_for_what_it_is(short_tmp: Path) -> None:
+    """The natural mistake of who has another --root-dir: this directory alone does not follow it."""
+    node = PluginNode(short_tmp, gpus=1, root_dir="data")
+    try:
+        node.device_plugins = node.kubelet_root / "device-plugins"
+        node.write_config()
+        node.kubelet.start()
+        node.start_plugin()
+        seen = node.until_status(lambda s: all(resource.registration_error for resource in s.resources))
+        for resource in seen.resources:
+            assert "kubelet.devicePlugins is not its directory for device plugins" in resource.registration_error
+    finally:
+        node.close()
+
+
 def test_the_plugin_raises_its_limit_of_open_files(node: PluginNode) -> None:
     before = getrlimit(RLIMIT_NOFILE)
     setrlimit(RLIMIT_NOFILE, (512, before[1]))  # children inherit it
