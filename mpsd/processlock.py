@@ -44,20 +44,28 @@ class ProcessLock:
         seen: list[os.stat_result] = []
         with ExitStack() as held:
             for path in self._paths:
-                fd = open_lock(path)
-                held.callback(os.close, fd)
-                if any(os.path.samestat(os.fstat(fd), other) for other in seen):
-                    continue  # two of the directories are one
-                seen.append(os.fstat(fd))
-                self._wait(fd, path, deadline_s)
-                with suppress(OSError):  # a full disk: the lock is held all the same
-                    os.ftruncate(fd, 0)
-                    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                self._take(path, held, seen, deadline_s)
             self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
+
+    def _take(self, path: str, held: ExitStack, seen: list[os.stat_result], deadline_s: float) -> None:
+        """Locks the file that is at the path by then: who held the one before may have removed it (a cleanup)."""
+        while True:
+            fd = open_lock(path)
+            held.callback(os.close, fd)
+            found = os.fstat(fd)
+            if any(os.path.samestat(found, other) for other in seen):
+                return  # two of the directories are one
+            self._wait(fd, path, deadline_s)
+            if _is_at(path, found):
+                break
+        seen.append(found)
+        with suppress(OSError):  # a full disk: the lock is held all the same
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
 
     def _wait(self, fd: int, path: str, deadline_s: float) -> None:
         told = False
@@ -73,3 +81,10 @@ class ProcessLock:
                     f"cannot start: another gpufrac {self._name} (pid {holder}) runs on this node, uses "
                     f"{os.path.dirname(path)} and holds {path}: stop it first"
                 )
+
+
+def _is_at(path: str, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), file)
+    except FileNotFoundError:
+        return False

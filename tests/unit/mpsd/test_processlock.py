@@ -110,3 +110,24 @@ def test_a_lock_on_the_directory_stops_nobody(short_tmp: Path) -> None:
             pass
     finally:
         os.close(fd)
+
+
+def test_who_waited_for_a_lock_that_was_removed_holds_the_one_that_all_others_see(short_tmp: Path) -> None:
+    """A cleanup removes the lock files while a plugin waits for it to end."""
+    path = short_tmp / "plugin.lock"
+    cleanup = open_lock(str(path))
+    assert try_lock(cleanup)
+
+    class EndsMeanwhile(Never):
+        def wait(self, timeout_s: float | None = None) -> bool:
+            path.unlink(missing_ok=True)
+            fcntl.flock(cleanup, fcntl.LOCK_UN)
+            return False
+
+    with (
+        ProcessLock("plugin", (str(path),), wait_s=60.0, stop=EndsMeanwhile()),
+        pytest.raises(ProcessLockError, match=f"pid {os.getpid()}"),
+        lock(path),
+    ):
+        pytest.fail("both run")
+    os.close(cleanup)
