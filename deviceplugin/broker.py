@@ -770,7 +770,6 @@ class Broker:
                 absence=self._absence,
                 hard=self._hard,
                 delivery=self._config.cdi.delivery,
-                kind_trouble=dict(self._kind_trouble),
                 drained=self._drains.by_gpu,
             )
 
@@ -972,7 +971,6 @@ class Inspection(msgspec.Struct, frozen=True):
     absence: str
     hard: HardAbility
     delivery: Delivery
-    kind_trouble: Mapping[str, str]
     drained: Mapping[str, Drain]
 
 

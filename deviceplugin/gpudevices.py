@@ -156,9 +156,7 @@ def _specs_of_others(directory: str) -> Iterator[tuple[str, int, int]]:
     """Path, inode and time of change of each file that is not ours."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.endswith((".json", ".yaml")) and not entry.name.startswith(
-                f"{render.VENDOR}-{render.CLASS}_"
-            ):
+            if entry.name.endswith((".json", ".yaml")) and not entry.name.startswith(OURS):
                 with contextlib.suppress(OSError):  # gone just now
                     status = entry.stat()
                     yield entry.path, status.st_ino, status.st_mtime_ns
