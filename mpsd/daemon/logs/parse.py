@@ -66,6 +66,11 @@ class StartFailed(LogEvent):
     text: str
     generic: bool = False
 
+    @property
+    def no_device(self) -> bool:
+        """The server saw no GPU: it is gone, or `allowed_devices` names one that isn't there."""
+        return NO_DEVICE in self.text
+
 
 @dataclass(frozen=True, slots=True)
 class ClientConnected(LogEvent):
