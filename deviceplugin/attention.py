@@ -12,7 +12,7 @@ ABANDONED = (
     "described by annotations, and the config has no `annotations` any more: it gets nothing when it is made again: "
     "put the section back, or delete the pod"
 )
-REFUSED = "refused the new config file, and the one before it stays in force"
+REFUSED = "refused the new config file and would not start with it; the one before it stays in force"
 SHOWN = 3
 """How many of those that one cause hits are named."""
 
@@ -38,7 +38,8 @@ def _of_config(snapshot: Snapshot | None, plugin: PluginStatus | None) -> list[s
         ((name, "; ".join(process.config_error.splitlines())) for name, process in both if process.config_error),
         f" {REFUSED}: ",
     )
-    restart = [(name, process.config_restart_needed) for name, process in both if process.config_restart_needed]
+    usable = [(name, process) for name, process in both if not process.config_error]
+    restart = ((name, p.config_restart_needed) for name, p in usable if p.config_restart_needed)
     return refused + [f"config: restart {name} to put in force: {rest}" for name, rest in restart]
 
 

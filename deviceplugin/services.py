@@ -37,6 +37,7 @@ from deviceplugin.specguard import SpecGuard
 from deviceplugin.status import PluginStatus, allocation_statuses, plugin_status
 from mpsd import threads
 from mpsd.config.model import NodeConfig
+from mpsd.config.show import differing
 from mpsd.config.watch import ConfigWatcher
 from mpsd.errors import GpufracError, ProtocolError
 from mpsd.localapi.client import MpsdClient, call
@@ -422,13 +423,10 @@ FIXED_MPS = ("run_root", "log_root", "namespace_mount", "shared_memory", "writab
 """What mpsd, too, takes at its start only."""
 
 
-def merge_reload(old: NodeConfig, new: NodeConfig) -> tuple[NodeConfig, list[str]]:
-    """The config to put in force, and the settings in it that need a restart (pure)."""
-    ignored = [name for name in FIXED if getattr(old, name) != getattr(new, name)]
-    ignored += [f"mps.{name}" for name in FIXED_MPS if getattr(old.mps, name) != getattr(new.mps, name)]
-    if old.cdi.directory != new.cdi.directory:
-        ignored.append("cdi.directory")
+def merge_reload(old: NodeConfig, new: NodeConfig) -> tuple[NodeConfig, tuple[str, ...]]:
+    """The config to put in force, and the keys of the new file that need a restart (pure)."""
     mps = structs.replace(new.mps, **{name: getattr(old.mps, name) for name in FIXED_MPS})
     cdi = structs.replace(new.cdi, directory=old.cdi.directory)
     kept = {name: getattr(old, name) for name in FIXED}
-    return structs.replace(new, mps=mps, cdi=cdi, **kept), ignored
+    merged = structs.replace(new, mps=mps, cdi=cdi, **kept)
+    return merged, differing(merged, new)

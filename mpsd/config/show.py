@@ -1,6 +1,6 @@
 """A config in the spelling of its file, with every default filled in (pure)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpsd.config.model import (
@@ -67,6 +67,20 @@ def effective(config: NodeConfig) -> dict[str, Any]:
     shown["kubernetes"] = {"access": config.kubernetes.access, "nodeName": config.kubernetes.node_name}
     shown["metrics"] = {"address": config.metrics_address}
     return shown
+
+
+def differing(old: NodeConfig, new: NodeConfig) -> tuple[str, ...]:
+    """The keys of the file that make `new` another config than `old`, in its order, with dots: `mps.runRoot` (pure)."""
+    return tuple(_differing("", effective(old), effective(new)))
+
+
+def _differing(above: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    for key in {**old, **new}:
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _differing(f"{above}{key}.", before, after)
+        elif before != after:
+            yield f"{above}{key}"
 
 
 def _annotations(annotations: AnnotationsConfig) -> dict[str, Any]:

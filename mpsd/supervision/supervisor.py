@@ -20,6 +20,7 @@ import msgspec
 
 from mpsd import numbering
 from mpsd.config.model import NodeConfig
+from mpsd.config.show import differing
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity
@@ -480,9 +481,8 @@ class Supervisor:
         self._config = msgspec.structs.replace(
             config, mps=old.mps, backend=old.backend, simulated=old.simulated, state_root=old.state_root
         )
-        fixed = [name for name in ("mps", "backend", "simulated", "state_root") if _differs(name, config, old)]
-        self._config_error, self._config_restart_needed = "", ", ".join(fixed)
-        if fixed:
+        self._config_error, self._config_restart_needed = "", ", ".join(differing(self._config, config))
+        if self._config_restart_needed:
             log.warning("config changed in part; the rest takes a restart of mpsd", rest=self._config_restart_needed)
         self._number()
         self._replan()
@@ -965,10 +965,6 @@ class Supervisor:
             clients=gpu.usage.clients,
             evictions=servers.evictions(gpu.uuid) if (servers := self._servers.get(daemon.name)) is not None else 0,
         )
-
-
-def _differs(name: str, new: NodeConfig, old: NodeConfig) -> bool:
-    return bool(getattr(new, name) != getattr(old, name))
 
 
 def never_seen(count: int) -> str:

@@ -191,11 +191,17 @@ def test_a_refused_config_is_told_once_with_what_is_in_force(world: World) -> No
     plugin = structs.replace(world.picture(), config_error=refused.config_error)
     (line,) = [line for line in attention(refused, plugin) if "config" in line]
     assert line == (
-        "mpsd, the plugin refused the new config file, and the one before it stays in force: "
+        "mpsd, the plugin refused the new config file and would not start with it; the one before it stays in force: "
         "resources[0].memory: bad; mps: bad"
     )
     waits = structs.replace(snapshot(), config_restart_needed="mps")
     assert "config: restart mpsd to put in force: mps" in attention(waits, None)
+
+
+def test_no_restart_is_advised_with_a_file_that_would_be_refused() -> None:
+    changed = structs.replace(snapshot(), config_error="mps: bad", config_restart_needed="stateRoot")
+    (line,) = [line for line in attention(changed, None) if "mps: bad" in line or "restart" in line]
+    assert line.startswith("mpsd refused the new config file and would not start with it")
 
 
 def test_gpus_that_the_config_leaves_out_need_nobody_and_are_not_usable(world: World) -> None:

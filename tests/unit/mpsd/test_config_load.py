@@ -36,7 +36,7 @@ from mpsd.config.model import (
     WedgePolicy,
     socket_name,
 )
-from mpsd.config.show import effective
+from mpsd.config.show import differing, effective
 from mpsd.errors import ConfigError
 from mpsd.gpu.model import MIB, Mode
 
@@ -425,6 +425,14 @@ def test_the_effective_config_is_in_the_spelling_of_the_file() -> None:
     annotated = parse_config(f"{MINIMAL}annotations: {{gpus: {{include: all}}}}\n", "f")
     assert effective(annotated)["annotations"]["gpus"] == {"include": "all", "exclude": []}
     assert effective(annotated)["annotations"]["trust"] == "kai-reservation"
+
+
+def test_what_differs_is_named_as_the_file_spells_it() -> None:
+    old = parse_config(MINIMAL, "f")
+    assert differing(old, old) == ()
+    changed = "mps: {clientLimit: 7, logMaxSize: 8Mi}\nstateRoot: /elsewhere\nannotations: {gpus: {include: all}}\n"
+    new = parse_config(MINIMAL + changed, "f")
+    assert differing(old, new) == ("mps.clientLimit", "mps.logMaxSize", "stateRoot", "annotations")
 
 
 # -- rounding

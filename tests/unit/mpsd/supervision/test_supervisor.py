@@ -501,7 +501,7 @@ def test_a_new_limit_is_set_without_a_restart(calm: Bench) -> None:
 
 def test_what_needs_a_restart_is_said_and_not_taken(calm: Bench) -> None:
     calm.supervisor.config_changed(msgspec.structs.replace(calm.config, mps=MpsConfig(run_root="/elsewhere")))
-    calm.until(lambda s: (s.config_error, s.config_restart_needed) == ("", "mps"))
+    calm.until(lambda s: (s.config_error, s.config_restart_needed) == ("", "mps.runRoot"))
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
     gpu = calm.until_daemon(ONE, DaemonState.READY)
     assert gpu.daemon is not None
