@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from deviceplugin.annotated.status import AnnotatedStatus
+from deviceplugin.owners import Pods, is_foreign, pids
 from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.plan.view import ITS_DAEMON, daemon_text
 from deviceplugin.status import AllocationStatus, PluginStatus
@@ -25,7 +26,7 @@ def attention(snapshot: Snapshot | None, plugin: PluginStatus | None, errors: It
     """
     lines = [*filter(None, errors), *_of_config(snapshot, plugin)]
     if snapshot is not None:
-        lines += _of_mpsd(snapshot)
+        lines += _of_mpsd(snapshot, {a.key: a.pod_uids for a in plugin.allocations} if plugin is not None else {})
     if plugin is not None:
         lines += _of_plugin(plugin, snapshot)
     return list(dict.fromkeys(lines))
@@ -43,7 +44,7 @@ def _of_config(snapshot: Snapshot | None, plugin: PluginStatus | None) -> list[s
     return refused + [f"config: restart {name} to put in force: {rest}" for name, rest in restart]
 
 
-def _of_mpsd(snapshot: Snapshot) -> list[str]:
+def _of_mpsd(snapshot: Snapshot, pods: Pods) -> list[str]:
     lines = [snapshot.reason] if snapshot.reason else []
     sick, daemons, foreign = [], [], []
     for gpu in snapshot.gpus:
@@ -54,9 +55,8 @@ def _of_mpsd(snapshot: Snapshot) -> list[str]:
         if daemon is not None and _in_trouble(daemon):
             owner = f"group {daemon.name}" if daemon.name not in ("", gpu.info.uuid) else name
             daemons.append((owner, daemon_text(daemon)))
-        if gpu.foreign_processes:
-            pids = ", ".join(str(pid) for pid in gpu.foreign_processes)
-            foreign.append((name, f"processes without an allocation use it: pid {pids}"))
+        if alien := [client for client in gpu.clients if client.allocation_key is None and is_foreign(client, pods)]:
+            foreign.append((name, f"processes without an allocation use it: pid {pids(alien)}"))
     lines += _together(sick, " ") + _together(daemons) + _together(foreign)
     return lines + list(snapshot.warnings)
 
@@ -90,10 +90,11 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
             closed.append((resource.name, f"offers nothing: {resource.reason}"))
     lines += _together(unregistered, " ") + _together(closed, " ")
     told = {g.info.uuid for g in snapshot.gpus if g.daemon and _in_trouble(g.daemon)} if snapshot else set()
+    of_node = {"", plugin.mpsd_error, *plugin.problems}
     lines += _together(
         (f"GPU {gpu.index}", gpu.reason)
         for gpu in plugin.gpus
-        if gpu.reason and not gpu.excluded and not (gpu.uuid in told and ITS_DAEMON in gpu.reason)
+        if gpu.reason not in of_node and not gpu.excluded and not (gpu.uuid in told and ITS_DAEMON in gpu.reason)
     )
     lines += [
         f"GPU {uuid}, which is no longer on the node: {text}; if it is not to come back: gpufrac undrain {uuid}"

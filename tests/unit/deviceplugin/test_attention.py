@@ -20,7 +20,7 @@ from deviceplugin.broker import DAEMON_GRACE_S
 from deviceplugin.cli.node import Node, overview
 from deviceplugin.plan.model import ANNOTATED
 from mpsd.reason import Reason
-from mpsd.snapshot import DaemonState, DaemonStatus
+from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import config, fixed, ready, reported, resource, snapshot, uuid
 from tests.world import World
 
@@ -115,6 +115,27 @@ def test_a_cause_that_hits_one_names_it(world: World) -> None:
     lines = attention(None, world.picture(), ["cannot reach `gpufrac mpsd`", ""])
     assert lines[0] == "cannot reach `gpufrac mpsd`"
     assert [line for line in lines if line.startswith("GPU 2: drained by an operator at ")] == lines[2:], lines
+
+
+def test_what_closes_the_whole_node_is_not_told_of_each_gpu_again(world: World) -> None:
+    full = "cannot write records in /state: No space left on device: free some space there"
+    picture = world.picture()
+    gpus = tuple(structs.replace(gpu, reason=full) for gpu in picture.gpus)
+    disk = structs.replace(picture, problems=(full,), gpus=gpus)
+    assert [line for line in attention(snapshot(), disk) if full in line] == [full]
+    silent = tuple(structs.replace(gpu, reason="mpsd does not answer") for gpu in picture.gpus)
+    away = structs.replace(picture, mpsd_error="mpsd does not answer", gpus=silent)
+    assert not any(line.startswith("GPU") for line in attention(None, away, ["cannot reach `gpufrac mpsd`", ""]))
+
+
+def test_a_process_is_without_an_allocation_as_who_lists_the_processes_sees_it(world: World) -> None:
+    held, *_ = world.picture().allocations
+    plugin = structs.replace(world.picture(), allocations=(structs.replace(held, pod_uids=("uid-a",)),))
+    gpu, *others = reported(world.broker.config, world.infos, world.broker.desired())
+    clean = (GpuClient(pid=7, pod_uid="uid-a"), GpuClient(pid=8, pod_uid="uid-b"))
+    seen = snapshot(structs.replace(gpu, clients=clean), *others)
+    (line,) = [line for line in attention(seen, plugin) if line.startswith(f"GPU {gpu.info.index}: processes")]
+    assert line.endswith("processes without an allocation use it: pid 8")
 
 
 def annotated_status(**changes: object) -> AnnotatedStatus:
