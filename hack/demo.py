@@ -62,7 +62,7 @@ def main() -> None:
             tell(story, node, f"{directory}/run")
         finally:
             node.close()
-    print("\nThat was a whole node in one directory, and it is gone. Try your own: gpufrac sim run --help")
+    print("\nThat was a whole node in one directory, and it is gone. Try your own: .venv/bin/gpufrac sim run --help")
 
 
 def tell(story: Story, node: SimulatedNode, run_root: str) -> None:

@@ -49,8 +49,8 @@ def drain(
     """Give nothing new on GPUs. What holds a share keeps it, and runs on until its pod ends.
 
     GPU is an index, a UUID, a unique prefix of one, or a group (all its members). A drain outlives restarts and reboots
-    until `gpufrac undrain`. Drained again, a GPU stays as it is. To end what runs, delete its pods, or see
-    `gpufrac terminate`.
+    until `gpufrac undrain`. Drained again, a GPU stays as it is, or has the new --reason. To end what runs, delete its
+    pods, or see `gpufrac terminate`.
 
     Exit code 1 when --wait ends with allocations left: they are named.
     """

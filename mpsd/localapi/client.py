@@ -33,9 +33,11 @@ def call(
         try:
             connection.connect(path)
         except (FileNotFoundError, ConnectionRefusedError) as exc:
+            missing = isinstance(exc, FileNotFoundError)
+            elsewhere = ", unless its mps.runRoot is another: name that with --run-root or --config" if missing else ""
             raise NotReachableError(
                 f"cannot reach `{process}` on {path}: it is not running; start it (its systemd unit or DaemonSet, "
-                f"or `{process}`) and see its log"
+                f"or `{process}`) and see its log{elsewhere}"
             ) from exc
         except PermissionError as exc:
             raise GpufracError(f"cannot reach `{process}` on {path}: permission denied; call it as root") from exc

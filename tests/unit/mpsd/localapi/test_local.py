@@ -528,11 +528,14 @@ def test_only_one_of_two_that_start_at_once_serves(path: str) -> None:
 @pytest.mark.parametrize(("name", "process"), [("mpsd.sock", "gpufrac mpsd"), ("plugin.sock", "gpufrac plugin")])
 def test_unreachable_names_the_process_and_how_to_start_it(short_tmp: Path, name: str, process: str) -> None:
     path = str(short_tmp / name)
-    with pytest.raises(NotReachableError, match=f"cannot reach `{process}` on .*not running; start it"):
+    with pytest.raises(
+        NotReachableError,
+        match=f"cannot reach `{process}` on .*not running; start it.*another: name that with --run-root",
+    ):
         call(path, "status", None, object)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(path)
-    with pytest.raises(NotReachableError, match="not running"):
+    with pytest.raises(NotReachableError, match=r"not running.*log$"):
         call(path, "status", None, object)
 
 
