@@ -7,6 +7,7 @@ be misled.
 from collections.abc import Sequence
 
 from deviceplugin import isolation
+from deviceplugin.sim.annotations import SCHEDULER
 from deviceplugin.sim.objects import strict
 from deviceplugin.sim.objects.fields import Field, kind_of
 from deviceplugin.sim.objects.model import LoadedPod, RefusedError
@@ -116,11 +117,19 @@ def _claims(spec: Field, problems: list[str]) -> tuple[str, ...]:
     return names
 
 
+_SCHEDULERS = ("", "default-scheduler", SCHEDULER)
+"""The cluster's own, and the one that has a stand-in."""
+
+
 def _placement_notes(spec: Field) -> list[str]:
     notes = []
     node = spec.get("nodeName").text()
     if node and node != NODE_NAME:
         notes.append(f"nodeName {node} is another node's: admitted here all the same")
+    if (scheduler := spec.get("schedulerName").text()) not in _SCHEDULERS and not node:
+        notes.append(
+            f"schedulerName {scheduler}: placed here as the cluster's own scheduler does; one must have that name"
+        )
     selector = spec.get("nodeSelector").texts()
     missing = [f"{key}={value}" for key, value in selector.items() if NODE_LABELS.get(key) != value]
     if missing:

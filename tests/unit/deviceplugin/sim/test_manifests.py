@@ -190,6 +190,7 @@ def test_env() -> None:
         (pod("{gpufrac.dev/gpu-8gi: null}"), "asks for 0 gpufrac.dev/gpu-8gi"),
         (pod(spec="nodeName: worker-3"), "nodeName worker-3 is another node's"),
         (pod(spec="nodeSelector: {zone: a}"), "nodeSelector zone=a does not match"),
+        (pod(spec="schedulerName: volcano"), "schedulerName volcano: placed here as the cluster's own scheduler does"),
     ],
 )
 def test_notes(text: str, expected: str) -> None:
@@ -235,6 +236,11 @@ def test_restart_policy_and_scheduler() -> None:
     assert (found.restart_policy, found.scheduler) == ("Never", "kai-scheduler")
     text = 'spec.restartPolicy: Unsupported value: "never": supported values: "Always", "OnFailure", "Never"'
     assert text in problem(pod(spec="restartPolicy: never"))
+
+
+@pytest.mark.parametrize("name", ["default-scheduler", "kai-scheduler", '""'])
+def test_schedulers_that_are_here_are_not_noted(name: str) -> None:
+    assert notes(pod(spec=f"schedulerName: {name}")) == ""
 
 
 def test_a_matching_node_selector_is_not_noted() -> None:
