@@ -388,6 +388,7 @@ def bench_preferred(rounds: int) -> None:
                     index=n,
                     name="",
                     memory_total_bytes=GIB + 1000 * 64 * MIB,
+                    compute_capability=(9, 0),
                 ),
                 health=GpuHealth.OK,
                 daemon=ready,
