@@ -18,7 +18,7 @@ from typing import Any, Final
 from mpsd.errors import ConfigError, GpufracError, ProtocolError, TransientError
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
-from mpsd.localapi.seats import MAX_CONNECTIONS, Admission, Seats
+from mpsd.localapi.seats import MAX_CONNECTIONS, Seats
 from mpsd.lockfile import open_lock, try_lock
 from mpsd.log import get_logger
 from mpsd.threads import GuardedThread
@@ -133,16 +133,19 @@ class LocalServer:
         connection.settimeout(_SEND_S)
         pid, uid = _peer(connection)
         if uid in (0, os.geteuid()):
-            if self._seat(connection, ours=is_ours(pid)):
+            objection = self._seat(connection, ours=is_ours(pid))
+            if not objection:
                 return
-            answer = wire.encode_failure(wire.BUSY, f"cannot serve more than {MAX_CONNECTIONS} connections at a time")
+            answer = wire.encode_failure(wire.BUSY, objection)
         else:
             answer = wire.encode_failure(wire.DENIED, f"cannot serve UID {uid}: only root may call, use sudo")
         _tell(connection, answer)
         connection.close()
 
-    def _seat(self, connection: socket.socket, *, ours: bool) -> bool:
-        """Serves it, if there is a place and a thread. Who has been silent longest has to leave for it."""
+    def _seat(self, connection: socket.socket, *, ours: bool) -> str:
+        """Serves it, if there is a place and a thread; else says which is missing. Who has been silent longest has to
+        leave for it."""
+        objection = ""
         with self._lock:
             admission = self._seats.admit(connection, time.monotonic(), ours=ours)
             if admission.admitted:
@@ -150,13 +153,15 @@ class LocalServer:
                 try:
                     thread.start()
                     self._connections[connection] = thread
-                except TransientError:  # the process may have no more threads
+                except TransientError as exc:  # the process may have no more threads
                     self._seats.leave(connection)
-                    admission = Admission(admitted=False, leaves=admission.leaves)
+                    objection = str(exc)
+            else:
+                objection = f"cannot serve more than {MAX_CONNECTIONS} connections at a time"
             if admission.leaves is not None:  # under the lock: its thread closes it under it, too
                 _tell(admission.leaves, _MADE_ROOM)
                 _shut(admission.leaves, socket.SHUT_RDWR)
-        return admission.admitted
+        return objection
 
     def _serve(self, connection: socket.socket) -> None:
         try:

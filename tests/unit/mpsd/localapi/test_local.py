@@ -344,6 +344,18 @@ def test_while_methods_run_on_all_places_some_are_kept_for_our_own(
         owner.stop()
 
 
+@pytest.mark.usefixtures("running")
+def test_who_finds_no_thread_is_told_so(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limit:
+        limit.setattr("mpsd.threads.threading.Thread.start", refuse)
+        with pytest.raises(TransientError, match="can't start new thread: raise the limit"):
+            call(path, "status", None, dict[str, int])
+    assert call(path, "status", None, dict[str, int])
+
+
 @pytest.mark.parametrize(
     ("words", "ours"),
     [
