@@ -5,8 +5,10 @@ bit or was edited must not become a limit.
 """
 
 from deviceplugin import ids
-from deviceplugin.plan.model import ANNOTATED, Allocation
+from deviceplugin.plan.model import ANNOTATED, Allocation, allocation_key
+from mpsd.config.model import Enforcement
 from mpsd.errors import ProtocolError
+from mpsd.gpu.model import Mode
 
 
 def flaw(allocation: Allocation) -> str:
@@ -19,6 +21,14 @@ def flaw(allocation: Allocation) -> str:
         return "its limit is more than its GPU has"
     if allocation.soft_bytes > allocation.request_bytes:
         return "more of it is protected than was requested"
+    if allocation.mode is Mode.TIME_SLICING and allocation.enforcement is Enforcement.COOPERATIVE:
+        return "MPS holds nobody to a limit in time-slicing, and it says so"
+    if allocation.key in allocation.after:
+        return "it waits for its own end"
+    # One that was adopted has the key that its container was started with.
+    key = allocation_key(allocation.resource, allocation.device_ids, allocation.generation)
+    if key != allocation.key and not allocation.adopted:
+        return "its key is not that of its shares"
     if (allocation.container is None) != (allocation.resource != ANNOTATED):
         return "it is neither a share nor a container's"
     return _of_share(allocation) if allocation.container is None else _of_container(allocation)
@@ -35,6 +45,8 @@ def _of_share(allocation: Allocation) -> str:
         return f"its shares are of {', '.join(groups)}, and it is of {group}"
     if allocation.request_bytes != allocation.share_bytes * len(allocation.device_ids):
         return "its request is not the sum of its shares"
+    if allocation.may_borrow and allocation.enforcement is not Enforcement.HARD and not allocation.adopted:
+        return "its limit is above its request, which only hard limits allow"
     slots = [ids.slot_of(identifier) for identifier in allocation.device_ids]
     if allocation.slot is not None and [allocation.slot] != slots:
         return "its slot is not the one that it names"

@@ -49,6 +49,13 @@ def changed(**values: object) -> bytes:
         changed(resource=ANNOTATED),
         changed(container=REF),
         changed(gpu_kind="a\nb"),
+        changed(resource="gpufrac.dev/b"),
+        changed(generation=2),
+        changed(group=uuid(1), gpus=[uuid(1)], device_ids=[f"{uuid(1)}::0"]),
+        changed(limit_bytes=70 << 30),
+        changed(limit_bytes=70 << 30, enforcement="none"),
+        changed(mode="time-slicing"),
+        changed(after=[GOOD.key]),
         changed().replace(b"gpufrac.dev/a", b"gpufrac.dev/\xff"),
     ],
 )

@@ -12,7 +12,7 @@ from deviceplugin import render
 from deviceplugin.kubelet.checkpoint import FILE_NAME
 from deviceplugin.ledger import Ledger
 from deviceplugin.leftovers import clear
-from deviceplugin.plan.model import ANNOTATED, Allocation, ContainerRef
+from deviceplugin.plan.model import ANNOTATED, Allocation, ContainerRef, allocation_key
 from mpsd.snapshot import Places
 from tests.builders import allocation, uuid
 from tests.places import places
@@ -26,7 +26,11 @@ class Node:
         self.root = root
         container = ContainerRef(namespace="ns", pod="kai", pod_uid="uid-kai", container="main")
         annotated = structs.replace(
-            allocation("x", f"{uuid(1)}::9"), resource=ANNOTATED, device_ids=(container.id,), container=container
+            allocation("x", f"{uuid(1)}::9"),
+            key=allocation_key(ANNOTATED, (container.id,), 1),
+            resource=ANNOTATED,
+            device_ids=(container.id,),
+            container=container,
         )
         self.allocations = [allocation("a", f"{uuid(0)}::{n}") for n in range(2)] + [annotated]
         ledger = Ledger(f"{root}/state/plugin/allocations")
