@@ -2,8 +2,8 @@
 
 The CDI library 1.1.0 parses JSON and YAML alike through one YAML reader: field names match in any case, numbers and
 booleans become text where text is expected, null is absent, and an unknown field, a key given twice, an unknown version
-or a version below what the fields need makes it ignore the whole file (verified). The one difference here: a `.json`
-file must be JSON.
+or a version below what the fields need makes it ignore the whole file (verified). So a `.json` file that is no JSON is
+read as YAML here, too: one with a byte order mark, a comment or another style defines devices all the same.
 """
 
 from collections.abc import Callable
@@ -37,9 +37,7 @@ def decode_json(data: bytes) -> tuple[str, Spec]:
 
 def decode_yaml(data: bytes) -> tuple[str, Spec]:
     """Version and spec of a `.yaml` file. Raises MalformedSpecError."""
-    from cdi import yamlfile  # PyYAML costs memory and start-up time that most nodes never need
-
-    return _decode(data, yamlfile.parse)
+    return _decode(data, _parse_yaml)
 
 
 def _decode(data: bytes, parse: Callable[[bytes], object]) -> tuple[str, Spec]:
@@ -116,7 +114,17 @@ def _parse_json(data: bytes) -> object:
     try:
         return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except ValueError as exc:
-        raise MalformedSpecError([f"not JSON: {exc}"]) from exc
+        fault = f"not JSON: {exc}"
+    try:
+        return _parse_yaml(data)
+    except MalformedSpecError as exc:
+        raise MalformedSpecError([fault]) from exc
+
+
+def _parse_yaml(data: bytes) -> object:
+    from cdi import yamlfile  # PyYAML costs memory and start-up time that most nodes never need
+
+    return yamlfile.parse(data)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

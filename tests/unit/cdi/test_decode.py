@@ -197,6 +197,14 @@ def test_yaml_aliases_cannot_grow_without_bound() -> None:
         decode_yaml("\n".join(lines).encode())
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("comment", ["", "# ours\n"])
+def test_a_json_file_is_read_as_yaml_where_it_is_no_json(encoding: str, comment: str) -> None:
+    """As the library reads every file: what it takes for a definition must not escape us."""
+    text = comment + json.dumps(_raw())
+    assert decode_json(text.encode(encoding)) == decode_json(json.dumps(_raw()).encode())
+
+
 def test_yaml_dates_and_numbers_become_text() -> None:
     text = b"""
 cdiVersion: 0.6.0
