@@ -48,7 +48,7 @@ UNKNOWN_S = 5.0
 VERIFY_S = 30.0
 """How often the CDI directory is compared with what should be there, whatever happened."""
 GUARD_S = 5.0
-"""How often it is looked whether somebody else changed something in the CDI directories."""
+"""How often it is looked whether somebody else changed something in the CDI directories, unless that was noticed."""
 CLIENTS_S = 10.0
 PRESSED_CLIENTS_S = 2.0
 """How long mpsd may take to look up GPU processes; the shorter one while an Allocate waits for it."""
@@ -471,6 +471,11 @@ class Keeper:
 
     def _holding_pods(self) -> set[str]:
         return {uid for uids in self._broker.pods().values() for uid in uids}
+
+    def guard(self) -> None:
+        """Somebody else changed a file in the CDI directories: whether it concerns us is looked at now."""
+        self._guarded_s = float("-inf")
+        self._broker.wake()
 
     def hint_pods(self) -> None:
         """Something may have changed about pods: looks at the kubelet soon if one that holds something is gone."""

@@ -302,6 +302,7 @@ class Services:
         self._sessions.hint()
         self._keeper.hint_pods()
         if self._devices.specs_changed():
+            self._keeper.guard()  # a copy of one of our files lets its container start
             self._keeper.look()  # and choose
 
     def _watch_mpsd(self) -> None:

@@ -29,7 +29,7 @@ from mpsd.sim.driver import gpu_uuid
 from mpsd.sim.gpus import SimulatedBackend
 from tests.e2e.mpsdnode import ROOT, end
 from tests.e2e.pluginnode import BIG, RESOURCES, SLICED, SMALL, UNITS, PluginNode, init, kill, plugin_node
-from tests.waiting import WAIT_S
+from tests.waiting import NEVER_S, WAIT_S
 
 pytestmark = pytest.mark.leaks_ok("gRPC keeps pollers, and channels close late")
 
@@ -612,8 +612,9 @@ def test_a_bad_config_stops_the_start_with_every_problem(short_tmp: Path) -> Non
 
 
 def test_a_copy_of_a_cdi_file_neither_stops_a_container_nor_starts_one(short_tmp: Path) -> None:
-    constants = {"deviceplugin.keeper.GUARD_S": 0.1, "deviceplugin.specguard.FRESH_S": 0.0}
-    node = PluginNode(short_tmp, constants=constants)
+    """A copy is noticed when it comes: the looks from time to time are turned off."""
+    never = {"deviceplugin.keeper.GUARD_S": NEVER_S, "deviceplugin.keeper.VERIFY_S": NEVER_S}
+    node = PluginNode(short_tmp, constants={**never, "deviceplugin.specguard.FRESH_S": 0.0})
     try:
         node.kubelet.start()
         mpsd = node.mpsd.start()
