@@ -219,12 +219,12 @@ class AnnotatedFrontend:
         """Sets the container's hard limit on its cgroup and reads it back. Raises Refused."""
         ref = reference(pod, container)
         try:
-            if contract.ask_of(pod.annotations, container.name, self._config.prefix) is None:
-                return
-            self._start(ref, container)
+            asks = contract.ask_of(pod.annotations, container.name, self._config.prefix) is not None
+            if asks:
+                self._start(ref, container)
         except GpufracError as error:
             raise self._told.refuse(ref, str(error)) from error
-        self._told.started(ref)
+        self._told.started(ref, asks=asks)
 
     # --- for others ----------------------------------------------------------------------------------------------
 

@@ -56,10 +56,10 @@ class Told:
         self._send(ref, "Warning", "GpuShareRefused", text)
         return Refused(f"gpufrac: container {ref.container!r} of pod {ref.namespace}/{ref.pod}: {text}")
 
-    def started(self, ref: ContainerRef) -> None:
-        """It starts with what it asks for."""
+    def started(self, ref: ContainerRef, *, asks: bool) -> None:
+        """It starts, with what its annotations ask for where it `asks`: others were refused for a share they hold."""
         with self._lock:
-            self.granted += 1
+            self.granted += asks
             self._refusing.pop(ref, None)
 
     def reduced(self, ref: ContainerRef, text: str) -> None:

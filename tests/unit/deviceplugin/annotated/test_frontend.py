@@ -562,6 +562,17 @@ def test_where_a_pod_beats_its_cdi_device_a_share_is_delivered_over_nri(tmp_path
     assert not node.frontend.concerns(pod({}), plain)
 
 
+def test_a_share_that_was_refused_and_started_is_refused_no_longer(tmp_path: Path) -> None:
+    """At its first creation the kubelet may not show yet whose the share is."""
+    node = Node(tmp_path, config(resource("a", fixed(8)), annotations=annotated()), OLD_CRIO, hard=False)
+    share = held_share(node)
+    asked = container("main", annotations={render.KIND: share.key})
+    assert "can't be told yet" in node.refusal(lambda: node.create(pod({}, "other"), asked))
+    assert [one.count for one in node.frontend.report.refusing] == [1]
+    node.frontend.start_container(pod({}, "other"), asked)
+    assert (node.frontend.report.refusing, node.frontend.report.granted) == ((), 0)
+
+
 @pytest.mark.parametrize(
     ("handler", "users", "words"),
     [("kata", False, "runs in a sandbox"), ("", True, "hostUsers"), ("nvidia", False, "")],
