@@ -397,7 +397,8 @@ def _strike(turn: _Turn, reason: str) -> Step:
     return turn.to(
         State.CONFIGURING,
         turn.policy.wedged_retry_s,
-        reason=f"{strikes} attempts in a row failed: {reason}{_WHAT_NEXT[turn.policy.on_wedge]}",
+        # How many it took, not how many there were since: a count that grows would be news to every reader for ever.
+        reason=f"{turn.policy.replace_after} attempts in a row failed: {reason}{_WHAT_NEXT[turn.policy.on_wedge]}",
         strikes=strikes,
         wedged=True,
     )

@@ -141,6 +141,8 @@ def test_a_wedged_daemon_is_asked_on_and_comes_back_when_it_answers(on_wedge: We
     assert life.reason == f"3 attempts in a row failed: {REASON}; {next_}"
     life, effects = go(life, DeadlinePassed(), policy=policy)
     assert (life.wedged, effects) == (True, (Effect.CONFIGURE,))
+    again, _ = go(life, ConfigFailed(REASON), policy=policy)
+    assert (again.state, again.wedged, again.reason) == (life.state, True, life.reason), "one failure more is no news"
     life, _ = go(life, Configured(), policy=policy)
     assert (life.state, life.wedged, life.strikes) == (DaemonState.READY, False, 0)
 
