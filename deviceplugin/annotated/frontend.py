@@ -303,8 +303,8 @@ class AnnotatedFrontend:
         self._absence.pod_gone(uid)
         self._told.pod_gone(uid)
 
-    def _observe(self) -> None:
-        self._keeper.observe(FRESH_S)
+    def _observe(self, newer_than_s: float = FRESH_S) -> None:
+        self._keeper.observe(newer_than_s)
 
     # --- creating ------------------------------------------------------------------------------------------------
 

@@ -562,6 +562,16 @@ def test_where_a_pod_beats_its_cdi_device_a_share_is_delivered_over_nri(tmp_path
     assert not node.frontend.concerns(pod({}), plain)
 
 
+def test_a_share_younger_than_the_last_look_is_looked_for_anew(tmp_path: Path) -> None:
+    """However young that look is: it can't know whose the share is."""
+    node = Node(tmp_path, config(resource("a", fixed(8)), annotations=annotated()), OLD_CRIO, hard=False)
+    node.keeper.observe()
+    share = node.grant()
+    node.run(share, "p", "main")
+    made = node.create(pod({}), container("main", annotations={render.KIND: share.key}))
+    assert env_of(made)["GPUFRAC_ALLOCATION"] == share.key
+
+
 def test_a_share_that_was_refused_and_started_is_refused_no_longer(tmp_path: Path) -> None:
     """At its first creation the kubelet may not show yet whose the share is."""
     node = Node(tmp_path, config(resource("a", fixed(8)), annotations=annotated()), OLD_CRIO, hard=False)
