@@ -20,7 +20,7 @@ FAULTS: dict[str, str] = {
     "hung-quit": "quit (3: -q) never ends, with -t neither",
     "refuse-start": "a start prints the file's text and fails",
     "crash-on-start": "the daemon dies right after it listens; -d has returned 0 by then",
-    "server-init-delay": "a server stays INITIALIZING for this many milliseconds",
+    "server-init-delay": "a server stays INITIALIZING for this many milliseconds, or until it is off",
     "server-crash": "the servers die now; the daemon removes the file (name the daemon where there are several)",
     "server-vanishes": "3: servers named in the file (empty: all) leave the list and end now; the daemon removes it",
     "fault-state": "the servers go to FAULT now, until their clients have left; the daemon removes the file",

@@ -12,6 +12,7 @@ import time
 from mpsd.sim.cudaerrors import NUMBERS, CudaError
 from mpsd.sim.driver import SERVER, SimulatedDriver
 from mpsd.sim.files import set_process_name
+from mpsd.sim.mps.faults import Faults
 from mpsd.sim.mps.limits import server_limits, visible_devices
 from mpsd.sim.mps.logs import Log
 from mpsd.sim.mps.switches import binary_version, major, read_switch
@@ -78,9 +79,14 @@ class Server:
         for uuid, limit_bytes in server_limits(self._limits, self._devices).items():
             self._log_limit(uuid, limit_bytes)
         self._log.write("Server Priority set to 0")
-        time.sleep(int(str(self._config["init_delay_ms"])) / 1000)
+        self._take_time(Faults(self._simulation, pipe_directory))
         self._log.write("Server has started")
         self._report("ready")
+
+    def _take_time(self, faults: Faults) -> None:
+        deadline_s = time.monotonic() + int(str(self._config["init_delay_ms"])) / 1000
+        while (left_s := deadline_s - time.monotonic()) > 0 and faults.get("server-init-delay") is not None:
+            time.sleep(min(left_s, 0.01))
 
     def _allowed(self, visible: list[str]) -> list[str]:
         """What `allowed-devices` of protocol 3 leaves of the visible devices."""

@@ -15,7 +15,7 @@ from mpsd.sim.driver import EXCLUSIVE_PROCESS, PLAIN, SimulatedDriver, gpu_uuid
 from mpsd.sim.mps.faults import clear_fault, set_fault
 from mpsd.sim.mps.switches import set_switch
 from tests.contract.mps import Mps, alive, emulator
-from tests.waiting import WAIT_S, until
+from tests.waiting import NEVER_S, WAIT_S, until
 
 A, B = gpu_uuid(0), gpu_uuid(1)
 GIB = 1024**3
@@ -264,10 +264,11 @@ def test_static_partitions_must_be_named(mps: Mps) -> None:
 
 
 def test_clients_wait_while_a_server_initialises(daemon: Mps) -> None:
-    set_fault(simulation(daemon), "server-init-delay", "300")
+    set_fault(simulation(daemon), "server-init-delay", f"{NEVER_S * 1000:.0f}")
     client = daemon.hold("--allocate", "1Mi", await_line=False)
     until(daemon.servers, "a server")
     assert daemon.ask(f"get_server_status {daemon.servers()[0]}") == "INITIALIZING\n"
+    clear_fault(simulation(daemon), "server-init-delay")
     assert client.line() == "1048576"
 
 

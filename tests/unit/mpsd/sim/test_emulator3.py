@@ -14,7 +14,7 @@ from mpsd.sim.driver import SimulatedDriver, gpu_uuid
 from mpsd.sim.mps.faults import clear_fault, set_fault
 from mpsd.sim.mps.switches import set_switch
 from tests.contract.mps import DRIVER_3, Mps, alive, emulator
-from tests.waiting import WAIT_S, until
+from tests.waiting import NEVER_S, WAIT_S, until
 
 LIST = ("namespace", "list", "--server=s", "--format=csv,noheader")
 LISTED = "default,s,Ready,1G,10.00\nn,s,Ready,8G,50.00\n"
@@ -145,9 +145,10 @@ def test_refuse_start_and_crash_on_start(mps: Mps) -> None:
 
 
 def test_a_server_that_takes_its_time_is_initializing(mps: Mps) -> None:
-    fault(mps, "server-init-delay", "300")
+    fault(mps, "server-init-delay", f"{NEVER_S * 1000:.0f}")
     mps.start3(CONFIG)
     until(lambda: mps.tell("server", "get", "s", "status") == "Initializing\n", "Initializing")
+    heal(mps, "server-init-delay")
     assert mps.allocate("1Mi", at=("s",)) == "1048576"
     assert mps.tell("server", "get", "s", "status") == "Ready\n"
 
