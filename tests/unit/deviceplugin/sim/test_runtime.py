@@ -131,21 +131,23 @@ def test_an_environment_no_process_can_have_is_an_error_of_the_start() -> None:
 
 def test_terminate_ends_the_process_and_what_was_started_in_the_container() -> None:
     runtime = Runtime(())
-    process, env = runtime.start(created(Edits(), "uid-1"), to_completion=False)
-    other, _ = runtime.start(created(Edits(), "uid-2"), to_completion=False)
+    # Whose a process is its environment says, on the whole machine: another test's pods have other UIDs.
+    mine, others = f"uid-{os.getpid()}-1", f"uid-{os.getpid()}-2"
+    process, env = runtime.start(created(Edits(), mine), to_completion=False)
+    other, _ = runtime.start(created(Edits(), others), to_completion=False)
     stubborn = subprocess.Popen(
         ["/bin/sh", "-c", "trap '' TERM; echo up; while :; do /bin/sleep 0.1; done"], env=env, stdout=subprocess.PIPE
     )
     assert stubborn.stdout is not None
     assert stubborn.stdout.readline() == b"up\n"
     try:
-        terminate([process], "uid-1")
+        terminate([process], mine)
         assert process.poll() is not None
         assert stubborn.wait(WAIT_S) == -9
         assert os.path.exists(f"/proc/{other.pid}"), "another pod's process is left alone"
     finally:
         stubborn.stdout.close()
-        terminate([other], "uid-2")
+        terminate([other], others)
 
 
 # --- memory limits
