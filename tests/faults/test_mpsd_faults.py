@@ -901,7 +901,7 @@ TABLE = [
         heal=limit_is_back,
         state=READY,
         passing=True,
-        logs=f"MPS namespace is not as it was set .*namespace={namespace()} reason=it is not there",
+        logs=f"MPS namespace is not as it was set .*namespace={namespace()} reason=(it|its socket /\\S+) is not there",
         protocols=(3,),
     ),
     Row(

@@ -1,6 +1,5 @@
 """The metrics have a door that nobody can hold, at any address, and that says why when it is shut."""
 
-import os
 import socket
 import threading
 import time
@@ -11,6 +10,7 @@ import pytest
 
 from deviceplugin import metricsserver
 from deviceplugin.metricsserver import CONTENT_TYPE, MAX_CONNECTIONS, MetricsServer
+from tests.descriptors import descriptors
 from tests.waiting import NEVER_S, WAIT_S, until
 
 
@@ -107,13 +107,9 @@ def test_who_drips_bytes_holds_neither_places_nor_descriptors(monkeypatch: pytes
             if number % MAX_CONNECTIONS == 0:
                 assert get(port).endswith(b"x 1\n")
         assert get(port).endswith(b"x 1\n")
-        held = sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket:") for fd in _descriptors())
+        held = sum(target.startswith("socket:") for target in descriptors().values())
         assert held <= 10 * MAX_CONNECTIONS + MAX_CONNECTIONS + 5  # ours at this end, its own at the other
         assert threading.active_count() == threads
-
-
-def _descriptors() -> list[str]:
-    return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /metrics HTTP/1.1\r\n", b"GET /metrics HTTP/1.1\r\n\r\n"])
