@@ -122,7 +122,7 @@ class Broker:
                 with contextlib.suppress(LedgerError):
                     ledger.remove(older.key)
             self._accounts.add(allocation)
-            self._holders.shares.recorded(allocation.key)
+            self._holders.shares.admitted(allocation.key)
             self._generation = max(self._generation, allocation.generation)
         self._rebuild()
 
@@ -463,6 +463,17 @@ class Broker:
             self._rebuild()
             self._mark_dirty()
 
+    def unseen(self) -> set[str]:
+        """Shares that may have started and that the kubelet never showed."""
+        with self._lock:
+            return self._holders.shares.unseen()
+
+    def observe_started(self, keys: Collection[str]) -> None:
+        """Processes were started with these allocations, so their pods' admission is over."""
+        with self._lock:
+            for key in keys:
+                self._holders.shares.admitted(key)
+
     def judgeable(self) -> dict[str, int]:
         """What an observation that begins now may judge; to be handed to `observe_kubelet` with it."""
         with self._lock:
@@ -556,7 +567,7 @@ class Broker:
                     return Refusal(RefusalCode.INVALID, f"{resource}: key {outcome.key} already names other shares")
                 self._record(outcome)
                 self._accounts.add(outcome)
-                self._holders.shares.recorded(outcome.key)
+                self._holders.shares.admitted(outcome.key)
                 self._mark_dirty()
             return outcome
 

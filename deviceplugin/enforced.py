@@ -30,8 +30,6 @@ log = get_logger("plugin")
 
 MARKERS_S = 4.0
 """How often processes are looked at, at most, while a container's marker was not seen yet."""
-PAUSE = "pause"
-"""The process that holds a pod's namespaces."""
 
 
 class Enforced(msgspec.Struct, frozen=True):
@@ -178,7 +176,7 @@ class EnforcementCheck:
         claimers = {c.pid for c in clients if owners.claims(c, known)}
         views = {}
         for holder in holders:
-            running = [process for process in processes.get(holder.pod_uid, ()) if process.name != PAUSE]
+            running = [process for process in processes.get(holder.pod_uid, ()) if not process.is_pause]
             if not running:
                 continue
             first: dict[str, PodProcess] = {}

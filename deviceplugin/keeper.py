@@ -397,7 +397,10 @@ class Keeper:
 
     def recheck(self, *, release: bool = True) -> None:
         """While an Allocate waits: looks at the kubelet once and, before a refusal, lets go at once of what is gone."""
-        if self.observe() and release:
+        seen = self.observe()
+        if unseen := self._broker.unseen():
+            self._broker.observe_started(self._last_owners.have_run(unseen))
+        if seen and release:
             self.collect(pressed=True)
 
     def containers_of(self, namespace: str, pod: str) -> frozenset[str]:
@@ -543,11 +546,8 @@ class Keeper:
 
     def _release(self, allocation: Allocation, clients: Mapping[str, GpuClients], *, pressed: bool) -> str:
         """Releases one allocation; why it stays, or nothing."""
-        unknown, alive = self._last_owners.of(allocation, clients)
-        if unknown:
-            return f"mpsd can't say whether its processes live: {unknown}"
-        if alive:
-            return f"its pod is gone but pid {alive} still uses the GPU"
+        if objection := self._last_owners.objection(allocation, clients):
+            return objection
         if not self._broker.begin_release(allocation.key, pressed=pressed):
             return ""  # given out again meanwhile
         with self._spec_lock:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from deviceplugin import owners
 from deviceplugin.broker import Broker
-from deviceplugin.enforced import PAUSE
 from deviceplugin.owners import Pods
 from deviceplugin.plan.model import Allocation
 from mpsd.processes import PodProcess
@@ -45,39 +44,56 @@ class LastOwners:
             if not older:
                 continue
             clients, pods = self._look_up(allocation.gpus), self._broker.pods()
-            unknown, alive = living(allocation.gpus, clients, older, pods, but=pods.get(allocation.key, ()))
+            own = pods.get(allocation.key, ())
+            unknown, alive = living(allocation.gpus, clients, older, pods, but=own)
             if unknown:
                 held_back[allocation.key] = f"whether its last owner is gone can't be told: {unknown}"
             elif alive:
                 held_back[allocation.key] = f"pid {alive} of the share's last owner still uses the GPU"
-            elif alive := self._still_ending({uid for key in older for uid in pods.get(key, ())}):
+            elif alive := self._still_ending(older, pods, own):
                 held_back[allocation.key] = f"pid {alive} of the share's last owner still runs and may use the GPU"
         return held_back
 
-    def of(self, allocation: Allocation, clients: Mapping[str, GpuClients]) -> tuple[str, str]:
-        """Of an allocation whose pod is gone: why it can't be told, and the PIDs (some, as text) of its processes.
+    def objection(self, allocation: Allocation, clients: Mapping[str, GpuClients]) -> str:
+        """Why an allocation whose pod is gone may not be released, empty where it may.
 
-        A GPU that is lost tells nothing of its processes and gives nobody its memory: there the node's processes tell.
+        A GPU that is lost tells nothing of its processes and gives nobody its memory: there the node's processes tell,
+        and what they say that they were started with counts.
         """
         pods = self._broker.pods()
         lost = self._broker.lost(allocation.gpus)
         there = [gpu for gpu in allocation.gpus if gpu not in lost]
         unknown, alive = living(there, clients, {allocation.key}, pods)
-        if not lost or unknown or alive:
-            return unknown, alive
+        if unknown:
+            return f"mpsd can't say whether its processes live: {unknown}"
+        if alive:
+            return f"its pod is gone but pid {alive} still uses the GPU"
         gone = pods.get(allocation.key, ())  # somebody else may have released it meanwhile
-        of_pods = self._pod_processes().items()
-        mine = [p for uid, found in of_pods for p in found if uid in gone or p.marker == allocation.key]
-        return "", ", ".join(str(process.pid) for process in mine if process.name != PAUSE)
+        if alive := self._running(gone, {allocation.key} if lost or not gone else ()):
+            return f"its pod is gone but pid {alive} still runs and may use the GPU"
+        return ""
 
-    def _still_ending(self, pod_uids: Collection[str]) -> str:
-        """PIDs (some, as text) of pods that the kubelet has given up and not cleaned up after: a process of theirs that
-        holds no memory of a GPU now may take some yet."""
-        there = [uid for uid in sorted(pod_uids) if self._pod_exists(uid)]
-        if not there:
-            return ""
-        processes = self._pod_processes()
-        found = [process.pid for uid in there for process in processes.get(uid, ()) if process.name != PAUSE]
+    def have_run(self, keys: Collection[str]) -> set[str]:
+        """Which of these allocations a process was started with."""
+        started = {process.marker for found in self._pod_processes().values() for process in found}
+        return {key for key in keys if key in started}
+
+    def _still_ending(self, keys: Collection[str], pods: Pods, own: Collection[str]) -> str:
+        """PIDs (some, as text) of who has the shares of a pod with these UIDs until the kubelet has cleaned up: one
+        that holds no memory of a GPU now may take some yet. Of allocations that no pod was seen with, such as after a
+        restart, what processes were started with tells."""
+        there = {uid for key in keys for uid in pods.get(key, ()) if uid not in own and self._pod_exists(uid)}
+        unseen = {key for key in keys if not pods.get(key)}
+        return self._running(there, unseen, but=own) if there or unseen else ""
+
+    def _running(self, pod_uids: Collection[str], markers: Collection[str], but: Collection[str] = ()) -> str:
+        """PIDs (some, as text) of processes in these pods, or started with these allocations in any pod but some."""
+        found = [
+            process.pid
+            for uid, processes in self._pod_processes().items()
+            for process in processes
+            if (uid in pod_uids and not process.is_pause) or (process.marker in markers and uid not in but)
+        ]
         return ", ".join(map(str, found[:5]))
 
 

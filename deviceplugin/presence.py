@@ -81,9 +81,14 @@ class Presence:
 
     # --- whose it is ---------------------------------------------------------------------------------------------
 
-    def recorded(self, key: str) -> None:
-        """The allocation is of an earlier run of ours: its pod's admission is over."""
+    def admitted(self, key: str) -> None:
+        """Its pod's admission is over: the allocation is of an earlier run of ours, or a process was started with
+        it."""
         self._shown.add(key)
+
+    def unseen(self) -> set[str]:
+        """Allocations that had the permission to start, and of which nothing tells that their pod was admitted."""
+        return self._startable - self._shown
 
     def may_start(self, keys: Iterable[str]) -> None:
         """Containers of these allocations may start from now on, so their pods may live and go unseen."""

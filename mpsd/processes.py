@@ -53,6 +53,11 @@ class PodProcess:
     started: int = field(default=0, compare=False)
     own_users: bool = field(default=False, compare=False)
 
+    @property
+    def is_pause(self) -> bool:
+        """Whether it is the one that holds its pod's namespaces, as far as it shows: any program may have its name."""
+        return self.name == "pause" and self.marker is None and not self.variables
+
 
 def start_time(pid: int, proc: str = "/proc") -> int | None:
     """Clock ticks from boot to the start of the process, a zombie included; None when there is none. Together with

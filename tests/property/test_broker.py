@@ -631,7 +631,7 @@ class Pods(RuleBasedStateMachine):
             return
         ids = data.draw(st.permutations(free))[:size]
         self.pods.append(pod)
-        earlier = {a.key for other in self.pods if other.started for a in other.granted.values()}
+        earlier = {a.key for other in self.pods if self.is_known(other) for a in other.granted.values()}
         if init:
             pod.plain = ("i",)
             first = self.ask(pod, "i", resource_name, ids[:init])
@@ -654,6 +654,12 @@ class Pods(RuleBasedStateMachine):
         assert earlier.isdisjoint(a.key for a in pod.granted.values()), "a pod was given another pod's allocation"
         world.tell()
         world.keeper.attach()
+
+    def is_known(self, pod: ModelPod) -> bool:
+        """Whether it ran and something tells of it. One that came and went between two looks, process and directory,
+        can't be told from the pod that is being admitted: its allocation may be taken over (ADR 0014)."""
+        pods = self.world.broker.inspect().pods
+        return pod.started and (pod.runs or any(pod.uid in pods.get(a.key, {}) for a in pod.granted.values()))
 
     @precondition(lambda self: self.pods)
     @rule(data=st.data(), on_gpu=st.booleans())

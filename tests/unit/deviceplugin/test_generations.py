@@ -165,6 +165,47 @@ def test_whom_a_share_waits_for_is_still_known_after_a_restart(world: World) -> 
     assert "pid 42" in world.keeper.report.held_back[new.key]
 
 
+def test_a_pod_that_no_look_caught_is_known_by_its_process(world: World) -> None:
+    """It was admitted, started and deleted by force between two looks, or its kubelet's checkpoint was lost."""
+    old = world.grant("b", BIG)
+    assert old.key in world.specs.files
+    world.processes = {"uid-1": [PodProcess(7, "c", old.key, "python")]}
+    new = world.grant("b", BIG)
+    assert (new.key != old.key, new.after) == (True, (old.key,))
+    assert new.key not in world.specs.files
+    assert "pid 7" in world.keeper.report.held_back[new.key]
+
+
+def test_an_idle_process_of_the_last_owner_is_waited_for_after_a_restart_too(world: World) -> None:
+    """Which pods had the shares is known no more; what their processes were started with is."""
+    old = world.grant("b", BIG)
+    admitted(world, old, "uid-1")
+    world.keeper.observe()
+    world.processes = {"uid-1": [PodProcess(7, "c", old.key, "python")]}
+    deleted_by_force(world)
+    new = world.grant("b", BIG)
+    its_entry_is_rewritten(world)
+    admitted(world, new, "uid-2", pod="other")
+    world.restart()
+    assert new.key not in world.specs.files
+    world.pass_time(ABSENT_S + 100)
+    assert "pid 7" in world.keeper.report.release_blocked[old.key]
+    world.processes = {}
+    world.keeper.attach()
+    assert new.key in world.specs.files
+
+
+@pytest.mark.parametrize("name", ["python", "pause"])
+def test_no_process_of_the_last_owner_hides_behind_its_name(world: World, name: str) -> None:
+    old = world.grant("b", BIG)
+    admitted(world, old, "uid-1")
+    world.keeper.observe()
+    world.processes = {"uid-1": [PodProcess(6, "p", None, "pause"), PodProcess(7, "c", old.key, name)]}
+    deleted_by_force(world)
+    new = world.grant("b", BIG)
+    assert world.keeper.report.held_back[new.key].startswith("pid 7 of")
+
+
 @pytest.mark.parametrize("looked", [True, False])
 def test_containers_of_a_pod_in_admission_share_what_its_init_container_has(world: World, looked: bool) -> None:
     """Its directory is made after admission, and PodResources has no plain init containers."""
