@@ -44,13 +44,18 @@ def names() -> list[str]:
 
 
 def quiet(node: Node) -> dict[str, object]:
-    """What is left once nothing is under way."""
+    """What is left once nothing is under way: no call of the simulated driver either, which opens files there."""
     deadline_s = time.monotonic() + WAIT_S
-    lane = re.compile(r"(mps|driver)-\d+|state")
-    while children() or any(map(lane.fullmatch, names())) or not are_followed(node):
+    while is_busy(node) or (now := left(node)) != left(node) or is_busy(node):
         assert time.monotonic() < deadline_s, (children(), names(), kinds())
         threading.Event().wait(0.01)
-    return left(node)
+    return now
+
+
+def is_busy(node: Node) -> bool:
+    lane = re.compile(r"(mps|driver)-\d+|state")
+    calls = any(target.startswith(f"{node.simulation}/") for target in kinds())
+    return bool(children()) or any(map(lane.fullmatch, names())) or calls or not are_followed(node)
 
 
 def until_same(node: Node, before: dict[str, object]) -> None:
