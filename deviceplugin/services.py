@@ -281,6 +281,7 @@ class Services:
         told = self._annotated.runtime if self._annotated is not None else None
         if told is not None:
             self._runtime = told
+            self._broker.set_cdi_loses("")  # a look that was under way when it connected may have said otherwise
             return
         if time.monotonic() < self._runtime_due_s:
             return
