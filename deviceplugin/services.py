@@ -278,10 +278,7 @@ class Services:
         """What the container runtime makes of CDI devices, by its name and version. Where it tells them over NRI, the
         front end of annotated pods looks after that."""
         config = self._broker.config
-        told = self._annotated.runtime if self._annotated is not None else None
-        if told is not None:
-            self._runtime = told
-            self._broker.set_cdi_loses("")  # a look that was under way when it connected may have said otherwise
+        if self._is_told_the_runtime():
             return
         if time.monotonic() < self._runtime_due_s:
             return
@@ -294,6 +291,15 @@ class Services:
         if (runtime := runtime_of(sockets)) is not None:
             self._runtime = runtime
             self._broker.set_cdi_loses(cdi_loses(runtime))
+            self._is_told_the_runtime()  # it may have connected while it was asked
+
+    def _is_told_the_runtime(self) -> bool:
+        """Whether the runtime tells of itself over NRI: then our variables are set last there."""
+        told = self._annotated.runtime if self._annotated is not None else None
+        if told is not None:
+            self._runtime = told
+            self._broker.set_cdi_loses("")
+        return told is not None
 
     def _kubelet_hint(self) -> None:
         now = self._kubelet_socket.look()

@@ -203,9 +203,11 @@ class NriRuntime:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            plugin = _Plugin(connection)
             with self._changed:
-                self._joining = plugin
+                if self._closing.is_set():  # whoever closes has ended the plugins there were
+                    connection.close()
+                    return
+                plugin = self._joining = _Plugin(connection)
             try:
                 self._take(plugin)
             except (GpufracError, TimeoutError) as error:
