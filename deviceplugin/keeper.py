@@ -531,8 +531,9 @@ class Keeper:
             lost = self._broker.lost(uuids)
             there = [uuid for uuid in uuids if uuid not in lost]
             clients = self._look_up(there, PRESSED_CLIENTS_S if pressed else CLIENTS_S) if there else {}
+            blocked = self._last_owners.objections(going, clients)
             for allocation in going:
-                if reason := self._release(allocation, clients, pressed=pressed):
+                if allocation.key not in blocked and (reason := self._release(allocation, pressed=pressed)):
                     blocked[allocation.key] = reason
         self.report.release_blocked = blocked
         self._resend_for_stale()
@@ -544,10 +545,8 @@ class Keeper:
         except GpufracError as error:
             return dict.fromkeys(uuids, GpuClients(error=str(error)))
 
-    def _release(self, allocation: Allocation, clients: Mapping[str, GpuClients], *, pressed: bool) -> str:
-        """Releases one allocation; why it stays, or nothing."""
-        if objection := self._last_owners.objection(allocation, clients):
-            return objection
+    def _release(self, allocation: Allocation, *, pressed: bool) -> str:
+        """Releases one allocation that nobody uses; why it stays, or nothing."""
         if not self._broker.begin_release(allocation.key, pressed=pressed):
             return ""  # given out again meanwhile
         with self._spec_lock:

@@ -13,6 +13,8 @@ from deviceplugin.plan.model import Allocation
 from mpsd.processes import PodProcess
 from mpsd.snapshot import GpuClients
 
+Processes = Mapping[str, Sequence[PodProcess]]
+"""All processes of pods, by pod UID."""
 UNKNOWN_CLIENTS = GpuClients(error="mpsd does not know the GPU")
 
 
@@ -54,13 +56,20 @@ class LastOwners:
                 held_back[allocation.key] = f"pid {alive} of the share's last owner still runs and may use the GPU"
         return held_back
 
-    def objection(self, allocation: Allocation, clients: Mapping[str, GpuClients]) -> str:
-        """Why an allocation whose pod is gone may not be released, empty where it may.
+    def objections(self, going: Iterable[Allocation], clients: Mapping[str, GpuClients]) -> dict[str, str]:
+        """Which of these allocations, whose pods are gone, may not be released, and why. By one look at all processes:
+        a whole node may be emptied at once.
 
         A GPU that is lost tells nothing of its processes and gives nobody its memory: there the node's processes tell,
         and what they say that they were started with counts.
         """
-        pods = self._broker.pods()
+        pods, processes = self._broker.pods(), self._pod_processes()
+        reasons = {a.key: self._objection(a, clients, pods, processes) for a in going}
+        return {key: reason for key, reason in reasons.items() if reason}
+
+    def _objection(
+        self, allocation: Allocation, clients: Mapping[str, GpuClients], pods: Pods, processes: Processes
+    ) -> str:
         lost = self._broker.lost(allocation.gpus)
         there = [gpu for gpu in allocation.gpus if gpu not in lost]
         unknown, alive = living(there, clients, {allocation.key}, pods)
@@ -69,7 +78,7 @@ class LastOwners:
         if alive:
             return f"its pod is gone but pid {alive} still uses the GPU"
         gone = pods.get(allocation.key, ())  # somebody else may have released it meanwhile
-        if alive := self._running(gone, {allocation.key} if lost or not gone else ()):
+        if alive := _running(processes, gone, {allocation.key} if lost or not gone else ()):
             return f"its pod is gone but pid {alive} still runs and may use the GPU"
         return ""
 
@@ -84,17 +93,20 @@ class LastOwners:
         restart, what processes were started with tells."""
         there = {uid for key in keys for uid in pods.get(key, ()) if uid not in own and self._pod_exists(uid)}
         unseen = {key for key in keys if not pods.get(key)}
-        return self._running(there, unseen, but=own) if there or unseen else ""
+        return _running(self._pod_processes(), there, unseen, but=own) if there or unseen else ""
 
-    def _running(self, pod_uids: Collection[str], markers: Collection[str], but: Collection[str] = ()) -> str:
-        """PIDs (some, as text) of processes in these pods, or started with these allocations in any pod but some."""
-        found = [
-            process.pid
-            for uid, processes in self._pod_processes().items()
-            for process in processes
-            if (uid in pod_uids and not process.is_pause) or (process.marker in markers and uid not in but)
-        ]
-        return ", ".join(map(str, found[:5]))
+
+def _running(
+    processes: Processes, pod_uids: Collection[str], markers: Collection[str], but: Collection[str] = ()
+) -> str:
+    """PIDs (some, as text) of processes in these pods, or started with these allocations in any pod but some (pure)."""
+    found = [
+        process.pid
+        for uid, of_pod in processes.items()
+        for process in of_pod
+        if (uid in pod_uids and not process.is_pause) or (process.marker in markers and uid not in but)
+    ]
+    return ", ".join(map(str, found[:5]))
 
 
 def living(
