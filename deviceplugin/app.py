@@ -11,24 +11,24 @@ from typing import Literal
 from cdi.atomic import make_directory
 from cdi.errors import CdiError
 from cdi.registry import scan
-from deviceplugin import lastknown
-from deviceplugin.broker import Broker, Recheck
-from deviceplugin.drains import Drains
-from deviceplugin.gpudevices import Choice, DeviceChooser
-from deviceplugin.instance import lock_files
+from deviceplugin.grants import lastknown
+from deviceplugin.grants.broker import Broker, Recheck
+from deviceplugin.grants.drains import Drains
+from deviceplugin.grants.instance import lock_files
+from deviceplugin.grants.ledger import Ledger
 from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubelet.sessions import Sessions
-from deviceplugin.ledger import Ledger
-from deviceplugin.toolkit import Toolkit
-from mpsd import threads
+from deviceplugin.reconcile.gpudevices import Choice, DeviceChooser
+from deviceplugin.reconcile.toolkit import Toolkit
+from mpsd.common import threads
+from mpsd.common.errors import ConfigError, GpufracError
+from mpsd.common.log import complain, configure, get_logger
+from mpsd.common.processes import boot_id
+from mpsd.common.processlock import ProcessLock
+from mpsd.common.stopsignal import Stop, StopSignal
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
-from mpsd.errors import ConfigError, GpufracError
 from mpsd.host import checks
-from mpsd.log import complain, configure, get_logger
-from mpsd.processes import boot_id
-from mpsd.processlock import ProcessLock
-from mpsd.stopsignal import Stop, StopSignal
 
 log = get_logger("plugin")
 

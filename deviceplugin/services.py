@@ -12,40 +12,42 @@ from msgspec import structs
 
 from cdi.registry import DEFAULT_DIRECTORIES
 from cdi.writer import SpecDirectory
-from deviceplugin import lastknown, needs, render
-from deviceplugin.broker import Broker
-from deviceplugin.clients import clients, targets
-from deviceplugin.drains import Drain
-from deviceplugin.endings import Endings
-from deviceplugin.gpudevices import DeviceChooser
-from deviceplugin.hardlimits import marked_cgroups
-from deviceplugin.keeper import Keeper
+from deviceplugin.grants import lastknown
+from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.drains import Drain
 from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.kubelet.watch import DirectoryWatch
+from deviceplugin.kubernetes.endings import Endings
 from deviceplugin.kubernetes.frontend import OFF, KubernetesApi
 from deviceplugin.kubernetes.model import NodeReadiness
-from deviceplugin.metrics import render as render_metrics
-from deviceplugin.metricsserver import MetricsServer
-from deviceplugin.nodeevents import WedgeNews
+from deviceplugin.nri.runtimes import cdi_loses
+from deviceplugin.plan import render
 from deviceplugin.plan.model import newer
-from deviceplugin.podevents import PodNews
-from deviceplugin.runtimes import cdi_loses
-from deviceplugin.socketfile import SocketFile
-from deviceplugin.specguard import SpecGuard
-from deviceplugin.status import PluginStatus, allocation_statuses, plugin_status
-from mpsd import threads
+from deviceplugin.reconcile.gpudevices import DeviceChooser
+from deviceplugin.reconcile.hardlimits import marked_cgroups
+from deviceplugin.reconcile.keeper import Keeper
+from deviceplugin.reconcile.specguard import SpecGuard
+from deviceplugin.status import needs
+from deviceplugin.status.clients import clients, targets
+from deviceplugin.status.metrics import render as render_metrics
+from deviceplugin.status.metricsserver import MetricsServer
+from deviceplugin.status.nodeevents import WedgeNews
+from deviceplugin.status.podevents import PodNews
+from deviceplugin.status.status import PluginStatus, allocation_statuses, plugin_status
+from mpsd.common import threads
+from mpsd.common.errors import GpufracError, ProtocolError
+from mpsd.common.log import get_logger
+from mpsd.common.processes import processes_of_pods
+from mpsd.common.socketfile import SocketFile
+from mpsd.common.threads import GuardedThread
 from mpsd.config.model import NodeConfig
 from mpsd.config.show import differing
 from mpsd.config.watch import ConfigWatcher
-from mpsd.errors import GpufracError, ProtocolError
 from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.server import LocalServer
-from mpsd.log import get_logger
-from mpsd.processes import processes_of_pods
-from mpsd.snapshot import Snapshot
-from mpsd.threads import GuardedThread
+from mpsd.localapi.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from deviceplugin.annotated.service import AnnotatedPods
@@ -200,7 +202,7 @@ class Services:
             return None
         from deviceplugin.annotated.frontend import START_S, AnnotatedFrontend
         from deviceplugin.annotated.service import AnnotatedPods
-        from deviceplugin.cri import inventory, stop_container
+        from deviceplugin.kubelet.cri import inventory, stop_container
 
         frontend = AnnotatedFrontend(
             self._broker,
@@ -282,7 +284,7 @@ class Services:
             return
         if time.monotonic() < self._runtime_due_s:
             return
-        from deviceplugin.cri import SIMULATED_SOCKET, SOCKETS, runtime_of
+        from deviceplugin.kubelet.cri import SIMULATED_SOCKET, SOCKETS, runtime_of
 
         self._runtime_due_s = time.monotonic() + RUNTIME_S
         sockets: Sequence[str] = SOCKETS if config.annotations is None else (config.annotations.cri_socket,)

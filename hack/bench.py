@@ -25,8 +25,8 @@ import grpc
 from cdi.atomic import DurableDirectory
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
+from mpsd.common.errors import GpufracError
 from mpsd.config.load import parse_config
-from mpsd.errors import GpufracError
 from mpsd.localapi.client import MpsdClient
 
 T = TypeVar("T")
@@ -369,12 +369,12 @@ def _await(done: Callable[[], T], timeout_s: float = 30.0) -> T:
 
 
 def bench_preferred(rounds: int) -> None:
-    from deviceplugin.broker import Broker
-    from deviceplugin.drains import Drains
-    from deviceplugin.ledger import Ledger
+    from deviceplugin.grants.broker import Broker
+    from deviceplugin.grants.drains import Drains
+    from deviceplugin.grants.ledger import Ledger
     from mpsd.config.model import GIB
     from mpsd.gpu.model import MIB, GpuHealth, GpuInfo
-    from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
+    from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
     with tempfile.TemporaryDirectory(prefix="gfb-", dir="/tmp") as root:
         text = CONFIG.format(resources=UNITS, root=root, gpus="{memory: 80Gi}", driver="580.95.05", more="")

@@ -13,7 +13,7 @@ from deviceplugin.sim.manifests import LoadedPod, load_manifests
 from deviceplugin.sim.node import SimulatedNode
 from mpsd.config.load import load_config
 from mpsd.localapi.client import MpsdClient
-from mpsd.snapshot import DaemonStatus
+from mpsd.localapi.snapshot import DaemonStatus
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 GPUFRAC = str(Path(sys.executable).with_name("gpufrac"))

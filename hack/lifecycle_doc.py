@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mpsd.config.model import WedgePolicy
 from mpsd.daemon import lifecycle as life
-from mpsd.snapshot import DaemonState
+from mpsd.localapi.snapshot import DaemonState
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "lifecycle.md"
 

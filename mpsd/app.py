@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import msgspec
 
 from cdi.atomic import make_directory
-from mpsd import processes, threads
+from mpsd.common import processes, threads
+from mpsd.common.errors import ConfigError, GpufracError, ProtocolError
+from mpsd.common.log import complain, configure, get_logger
+from mpsd.common.processlock import ProcessLock
+from mpsd.common.stopsignal import StopSignal
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
@@ -18,19 +22,15 @@ from mpsd.daemon import process
 from mpsd.daemon.host import LocalHost
 from mpsd.daemon.logs.parse import Severity
 from mpsd.daemon.logs.tail import LogTails
-from mpsd.errors import ConfigError, GpufracError, ProtocolError
+from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend, GpuError
 from mpsd.gpu.prober import Prober
 from mpsd.host import checks, reexec, survival
 from mpsd.host.place import HostPlace
+from mpsd.limits.api import LimitsApi
 from mpsd.localapi.server import LocalServer, Method
+from mpsd.localapi.snapshot import CleanedUp, Desired, GpuClients, LimitQuery, LimitReading, Places, Snapshot
 from mpsd.localapi.wire import MAX_BLOCK_S
-from mpsd.log import complain, configure, get_logger
-from mpsd.processlock import ProcessLock
-from mpsd.snapshot import CleanedUp, Desired, GpuClients, LimitQuery, LimitReading, Places, Snapshot
-from mpsd.state import StateFile
-from mpsd.stopsignal import StopSignal
-from mpsd.supervision.limits import LimitDoor
 from mpsd.supervision.supervisor import Supervisor
 from mpsd.supervision.terminate import Terminator
 
@@ -116,7 +116,7 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
         warnings=warnings,
     )
     prober = Prober(backend, supervisor.inventory_changed, on_error=_begin_anew_if_due)
-    served = methods(supervisor, Terminator(supervisor), LimitDoor(supervisor))
+    served = methods(supervisor, Terminator(supervisor), LimitsApi(supervisor))
     served["cleanup"] = lambda _: _clean_up(supervisor, place, config)
     server = LocalServer(config.mpsd_socket, served)
     watcher = ConfigWatcher(
@@ -242,7 +242,7 @@ class _Terminate(msgspec.Struct, frozen=True):
     force: bool = False
 
 
-def methods(supervisor: Supervisor, terminator: Terminator, door: LimitDoor) -> dict[str, Method]:
+def methods(supervisor: Supervisor, terminator: Terminator, limits_api: LimitsApi) -> dict[str, Method]:
     """The methods of the local API. Params of the wrong shape raise ProtocolError."""
 
     def watch(params: dict[str, Any]) -> Snapshot:
@@ -263,12 +263,12 @@ def methods(supervisor: Supervisor, terminator: Terminator, door: LimitDoor) -> 
 
     def limits(params: dict[str, Any]) -> list[LimitReading]:
         asked = _params(params, _Limits)
-        return door.read(asked.queries, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
+        return limits_api.read(asked.queries, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
 
     def set_limits(params: dict[str, Any]) -> LimitReading:
         asked = _params(params, _SetLimits)
         query = LimitQuery(asked.gpu, asked.cgroup)
-        return door.set(query, asked.soft_bytes, asked.hard_bytes, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
+        return limits_api.set(query, asked.soft_bytes, asked.hard_bytes, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
 
     def replace(params: dict[str, Any]) -> None:
         asked = _params(params, _Replace)

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from deviceplugin import ids
+from deviceplugin.plan import ids
 from deviceplugin.plan.model import Allocation, HardAbility, NodeView, allocation_key
 from deviceplugin.plan.view import gpu_view, node_view
 from mpsd.config.model import GIB, Enforcement, FixedMemory, FractionMemory, Memory, NodeConfig, Resource, UnitMemory
+from mpsd.daemon.plan import namespace_of, plan
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, Mode
-from mpsd.groups import group_of, groups
-from mpsd.plan import namespace_of, plan
-from mpsd.snapshot import Attached, DaemonState, DaemonStatus, Desired, GpuStatus, HardLimits, Snapshot
+from mpsd.localapi.snapshot import Attached, DaemonState, DaemonStatus, Desired, GpuStatus, HardLimits, Snapshot
+from mpsd.shares.groups import group_of, groups
 
 PLAIN_KIND, HOOKED_KIND = "nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu"
 CAN = HardLimits(backend="dmem", missing=())

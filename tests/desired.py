@@ -1,7 +1,7 @@
 """What a plugin would want of mpsd, for tests."""
 
 from mpsd.gpu.model import Mode
-from mpsd.snapshot import Desired, DesiredAllocation
+from mpsd.localapi.snapshot import Desired, DesiredAllocation
 
 
 def allocation(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mpsd.snapshot import Places
+from mpsd.localapi.snapshot import Places
 
 
 def places(root: Path) -> Places:

@@ -10,21 +10,21 @@ from cdi.errors import CdiError, SpecFileError
 from cdi.model import Spec
 from cdi.writer import Applied
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-from deviceplugin.broker import Broker
-from deviceplugin.drains import Drains
-from deviceplugin.hardlimits import MarkedCgroup
-from deviceplugin.ids import device_id
-from deviceplugin.keeper import Keeper
+from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.drains import Drains
+from deviceplugin.grants.ledger import Ledger
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
-from deviceplugin.ledger import Ledger
+from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.model import Allocation
-from deviceplugin.status import PluginStatus, plugin_status
+from deviceplugin.reconcile.hardlimits import MarkedCgroup
+from deviceplugin.reconcile.keeper import Keeper
+from deviceplugin.status.status import PluginStatus, plugin_status
+from mpsd.common.errors import NotReachableError, TransientError
+from mpsd.common.processes import PodProcess
 from mpsd.config.model import NodeConfig
-from mpsd.errors import NotReachableError, TransientError
 from mpsd.gpu.model import GpuInfo
-from mpsd.processes import PodProcess
-from mpsd.snapshot import DaemonStatus, Desired, GpuClient, GpuClients, HardLimits, LimitQuery, LimitReading
+from mpsd.localapi.snapshot import DaemonStatus, Desired, GpuClient, GpuClients, HardLimits, LimitQuery, LimitReading
 from tests.builders import CANNOT, config, fixed, info, reported, resource, snapshot, units, uuid
 
 SHARE = device_id(uuid(0), 0)

@@ -9,16 +9,16 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from deviceplugin import render
-from deviceplugin.annotated.adjust import means
+from deviceplugin.annotated.adjust import matches_plan
 from deviceplugin.annotated.status import CREATED_ALONE, STARTED_ALONE, TO_DO
-from deviceplugin.broker import Broker
+from deviceplugin.grants.broker import Broker
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Container, ContainerState
+from deviceplugin.plan import render
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef
+from mpsd.common.errors import GpufracError
+from mpsd.common.log import get_logger
 from mpsd.config.model import AwayPolicy, Enforcement
-from mpsd.errors import GpufracError
-from mpsd.log import get_logger
 
 log = get_logger("plugin")
 
@@ -203,4 +203,4 @@ def _mounts_daemon(container: Container, run_root: str) -> bool:
 def _unlike(container: Container, allocation: Allocation) -> bool:
     """Whether a container runs with other values than its plan."""
     limit, mode = container.variable("GPUFRAC_MEMORY_LIMIT_BYTES"), container.variable("GPUFRAC_COMPUTE_MODE")
-    return not means(limit, mode, allocation)
+    return not matches_plan(limit, mode, allocation)

@@ -4,8 +4,8 @@ The same environment and mounts as in its CDI file. Names that are set already a
 the first of two equal entries sees ours, and no other NRI plugin's claim on a name stands against us.
 """
 
-from deviceplugin import render
 from deviceplugin.nri.model import Adjustment, Mount
+from deviceplugin.plan import render
 from deviceplugin.plan.model import Allocation
 from mpsd.gpu.model import MIB
 
@@ -85,7 +85,7 @@ def cgroup_directory(root: str, cgroups_path: str) -> str:
     return root.rstrip("/") + path
 
 
-def means(env_limit: str | None, env_mode: str | None, allocation: Allocation) -> bool:
+def matches_plan(env_limit: str | None, env_mode: str | None, allocation: Allocation) -> bool:
     """Whether a container that runs was started with the limit and mode of a plan. Compared as whole MiB, so that
     another version's spelling is no difference."""
     if env_limit is None or not (env_limit.isascii() and env_limit.isdigit()):

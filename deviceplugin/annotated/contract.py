@@ -13,9 +13,9 @@ from math import floor
 
 import msgspec
 
-from mpsd.errors import GpufracError
+from mpsd.common.errors import GpufracError
+from mpsd.common.quantity import MAX_TEXT, MAX_VALUE, QuantityError, format_bytes, parse_bytes, quoted
 from mpsd.gpu.model import MIB, Mode
-from mpsd.quantity import MAX_TEXT, MAX_VALUE, QuantityError, format_bytes, parse_bytes, quoted
 
 REQUEST = ".gpu-memory.request"
 LIMIT = ".gpu-memory.limit"

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 from cdi.registry import GPU_KINDS
+from mpsd.common.quantity import quoted
 from mpsd.gpu.model import GpuInfo
-from mpsd.quantity import quoted
 
 KINDS = (*GPU_KINDS, "management.nvidia.com/gpu")
 """CDI kinds whose devices are whole GPUs, named by UUID or index, or `all` of them."""

@@ -14,29 +14,29 @@ from typing import Protocol
 
 from msgspec import structs
 
-from deviceplugin import isolation, render
 from deviceplugin.annotated import contract, devices, inventory, shares
 from deviceplugin.annotated.absence import Absence, Unenforced
 from deviceplugin.annotated.adjust import RESERVED_ENV, adjustment, cgroup_directory, lowered
 from deviceplugin.annotated.contract import Ask, ContractError, Finding
 from deviceplugin.annotated.lost import lost
+from deviceplugin.annotated.reporter import Refusing, Reporter
 from deviceplugin.annotated.sandboxes import Sandboxes
 from deviceplugin.annotated.status import reduced
-from deviceplugin.annotated.told import Refusing, Told
 from deviceplugin.annotated.trust import distrust
-from deviceplugin.broker import Broker
+from deviceplugin.grants.broker import Broker
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Runtime
+from deviceplugin.nri.runtimes import cdi_loses, starts_wait, takes_cdi
+from deviceplugin.plan import isolation, render
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.start import Grant, Way
-from deviceplugin.runtimes import cdi_loses, starts_wait, takes_cdi
+from mpsd.common.errors import GpufracError
+from mpsd.common.log import get_logger
+from mpsd.common.processes import PodProcess
+from mpsd.common.quantity import format_bytes
 from mpsd.config.model import AnnotationsConfig, Enforcement, TrustPolicy
-from mpsd.errors import GpufracError
 from mpsd.limits.model import same_limit
-from mpsd.log import get_logger
-from mpsd.processes import PodProcess
-from mpsd.quantity import format_bytes
-from mpsd.snapshot import LimitReading
+from mpsd.localapi.snapshot import LimitReading
 
 log = get_logger("plugin")
 
@@ -124,7 +124,7 @@ class AnnotatedFrontend:
         self._find_unguarded, self._on_change = unguarded, on_change
         self._running_pods, self._list_all = running_pods, list_all
         self._monotonic, self._pause = monotonic, pause
-        self._told = Told(events, wall)
+        self._reporter = Reporter(events, wall)
         self._absence = Absence(config.when_away, stop_container, restart_policy, events)
         self._sandboxes = Sandboxes()
         self._coming_and_going = threading.Lock()
@@ -170,9 +170,9 @@ class AnnotatedFrontend:
             alive = self._sandboxes.synchronize(pods, containers, pids_tell=self._pids_tell)
             uids = {pod.uid for pod in alive.values()}
             self._broker.observe_pods(uids)
-        self._told.keep(uids)
+        self._reporter.keep(uids)
         for pod in alive.values():
-            self._told.look_at_keys(pod, self._config.prefix)
+            self._reporter.look_at_keys(pod, self._config.prefix)
         mine = [(alive[c.pod_id], c) for c in containers if c.pod_id in alive and self.concerns(alive[c.pod_id], c)]
         if mine:
             self._observe()  # whose shares are whose is the kubelet's to say
@@ -192,7 +192,7 @@ class AnnotatedFrontend:
         with self._coming_and_going:
             self._sandboxes.run(pod)
             self._broker.pod_runs(pod.uid)
-        self._told.look_at_keys(pod, self._config.prefix)
+        self._reporter.look_at_keys(pod, self._config.prefix)
 
     def stop_pod(self, pod: Pod) -> None:
         self._stopped(pod.id, pod.uid)
@@ -209,7 +209,7 @@ class AnnotatedFrontend:
         try:
             made = self._create(pod, container, ref)
         except GpufracError as error:
-            raise self._told.refuse(ref, str(error)) from error
+            raise self._reporter.refuse(ref, str(error)) from error
         if made is None:
             return Adjustment()
         self._absence.replaced(ref)
@@ -223,8 +223,8 @@ class AnnotatedFrontend:
             if asks:
                 self._start(ref, container)
         except GpufracError as error:
-            raise self._told.refuse(ref, str(error)) from error
-        self._told.started(ref, asks=asks)
+            raise self._reporter.refuse(ref, str(error)) from error
+        self._reporter.started(ref, asks=asks)
 
     # --- for others ----------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class AnnotatedFrontend:
                 continue
             shown = self._keeper.containers_of(pod.namespace, pod.name)
             if shown and names.issuperset(shown):
-                self._told.look_at_keys(pod, self._config.prefix, names)
+                self._reporter.look_at_keys(pod, self._config.prefix, names)
 
     def _asks(self, pod: Pod, container: Container) -> bool:
         """Whether its annotations ask for a GPU, well or not: then it must not run without us."""
@@ -286,12 +286,12 @@ class AnnotatedFrontend:
         return FrontendReport(
             synchronized=self._synchronized,
             unguarded=self._unguarded,
-            refusing=self._told.refusing,
-            findings=self._told.findings,
+            refusing=self._reporter.refusing,
+            findings=self._reporter.findings,
             unenforced=self._absence.found,
             uncompared=self._uncompared,
-            granted=self._told.granted,
-            refused=self._told.refused,
+            granted=self._reporter.granted,
+            refused=self._reporter.refused,
         )
 
     def _stopped(self, sandbox_id: str, uid: str) -> None:
@@ -301,7 +301,7 @@ class AnnotatedFrontend:
                 return
             self._broker.pod_stopped(uid)
         self._absence.pod_gone(uid)
-        self._told.pod_gone(uid)
+        self._reporter.pod_gone(uid)
 
     def _observe(self, newer_than_s: float = FRESH_S) -> None:
         self._keeper.observe(newer_than_s)
@@ -326,7 +326,7 @@ class AnnotatedFrontend:
         if isinstance(outcome, Refusal):
             raise GpufracError(outcome.text)
         if text := reduced(outcome):
-            self._told.reduced(ref, text)
+            self._reporter.reduced(ref, text)
         return self._adjust(*self._attached(outcome))
 
     def _of_share(self, pod: Pod, container: Container, ref: ContainerRef) -> Adjustment | None:

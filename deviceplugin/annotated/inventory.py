@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from deviceplugin import render
 from deviceplugin.annotated.adjust import RESERVED_ENV
 from deviceplugin.nri.model import Container, Inventory, Pod
+from deviceplugin.plan import render
 
 MAX_VALUE = 16 << 10
 """Of an annotation or a variable, in characters: the longest that is legal, a list of devices, has fewer."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import structs
 
-from deviceplugin import render
 from deviceplugin.nri.model import Container, ContainerState, Inventory, Pod
+from deviceplugin.plan import render
 from deviceplugin.plan.model import Allocation
-from mpsd.processes import PodProcess
+from mpsd.common.processes import PodProcess
 
 
 def lost(

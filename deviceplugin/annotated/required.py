@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cdi.atomic import read_regular
 from deviceplugin.nri.model import Runtime
-from deviceplugin.runtimes import at_least
+from deviceplugin.nri.runtimes import at_least
 
 
 class _Validator(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from deviceplugin.nri.model import Container, Pod
-from mpsd import processes
+from mpsd.common import processes
 
 Identity = tuple[int, int]
 """PID and start time."""

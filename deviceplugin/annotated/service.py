@@ -7,9 +7,9 @@ from deviceplugin.annotated.status import AnnotatedStatus, annotated_status
 from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.nri import session
 from deviceplugin.nri.model import Runtime
+from mpsd.common.log import get_logger
+from mpsd.common.threads import GuardedThread, Mishaps
 from mpsd.config.model import AnnotationsConfig, NriConfig
-from mpsd.log import get_logger
-from mpsd.threads import GuardedThread, Mishaps
 
 log = get_logger("plugin")
 

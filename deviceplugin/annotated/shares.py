@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 
-from deviceplugin import render
 from deviceplugin.annotated import devices
 from deviceplugin.annotated.contract import Ask
-from deviceplugin.broker import Broker
-from deviceplugin.isolation import Isolation
+from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.presence import Holder
 from deviceplugin.nri.model import Container
+from deviceplugin.plan import render
+from deviceplugin.plan.isolation import Isolation
 from deviceplugin.plan.model import Allocation, ContainerRef
-from deviceplugin.presence import Holder
+from mpsd.common.errors import GpufracError
+from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Enforcement
-from mpsd.errors import GpufracError
-from mpsd.quantity import format_bytes
 
 
 def share_of(

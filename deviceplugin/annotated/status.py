@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from deviceplugin.plan.model import Allocation
-from mpsd.quantity import format_bytes
+from mpsd.common.quantity import format_bytes
 
 if TYPE_CHECKING:
     from deviceplugin.annotated.frontend import FrontendReport

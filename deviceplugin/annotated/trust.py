@@ -7,8 +7,8 @@ so a pod of another scheduler could help itself.
 from collections.abc import Collection
 
 from deviceplugin.plan.model import ContainerAsk
+from mpsd.common.quantity import quoted
 from mpsd.config.model import AnnotationsConfig, TrustPolicy
-from mpsd.quantity import quoted
 
 
 def distrust(config: AnnotationsConfig, ask: ContainerAsk, reserved: Collection[str]) -> str:

@@ -10,9 +10,9 @@ from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd, names_
 from deviceplugin.cli.node import Node, look, span
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import complain, failures, print_json, print_table, rounded, say
-from deviceplugin.clients import ClientStatus, GpuClientsStatus
-from deviceplugin.clients import clients as clients_of
-from mpsd.errors import GpufracError
+from deviceplugin.status.clients import ClientStatus, GpuClientsStatus
+from deviceplugin.status.clients import clients as clients_of
+from mpsd.common.errors import GpufracError
 from mpsd.localapi.client import MpsdClient, call
 
 COLUMNS = ("GPU", "PID", "COMMAND", "KIND", "POD", "ALLOCATION", "MEMORY")

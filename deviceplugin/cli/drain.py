@@ -10,8 +10,8 @@ import click
 from deviceplugin.cli.gpuname import GONE, GpuName, choose, complete_gpu, gone_names, names_of_plugin
 from deviceplugin.cli.options import Seconds, node_options, run_root_of
 from deviceplugin.cli.output import Failure, complain, counted, failures, print_json, say, some
-from deviceplugin.status import AllocationStatus, PluginStatus
-from mpsd.errors import NotReachableError
+from deviceplugin.status.status import AllocationStatus, PluginStatus
+from mpsd.common.errors import NotReachableError
 from mpsd.localapi.client import call
 
 POLL_S = 1.0

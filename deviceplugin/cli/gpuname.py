@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from deviceplugin.cli.output import some
-from mpsd.errors import ConfigError, GpufracError
+from mpsd.common.errors import ConfigError, GpufracError
 
 if TYPE_CHECKING:
-    from deviceplugin.status import PluginStatus
-    from mpsd.snapshot import Snapshot
+    from deviceplugin.status.status import PluginStatus
+    from mpsd.localapi.snapshot import Snapshot
 
 GONE = -1
 COMPLETE_S = 0.5
@@ -98,7 +98,7 @@ def complete_pod(context: click.Context, parameter: click.Parameter, incomplete:
 
 def _status(context: click.Context) -> "PluginStatus | None":
     from deviceplugin.cli.options import run_root_of
-    from deviceplugin.status import PluginStatus
+    from deviceplugin.status.status import PluginStatus
     from mpsd.localapi.client import call
 
     try:

@@ -10,8 +10,8 @@ from deviceplugin.cli.node import LOG_LINES, Node, age, log_lines, look
 from deviceplugin.cli.options import node_options
 from deviceplugin.cli.output import counted, failures, print_json, print_table, say, size
 from deviceplugin.plan.view import daemon_reason, daemon_state
-from deviceplugin.status import GpuAccount
-from mpsd.snapshot import DaemonStatus, GpuStatus
+from deviceplugin.status.status import GpuAccount
+from mpsd.localapi.snapshot import DaemonStatus, GpuStatus
 
 
 @dataclass(frozen=True, slots=True)

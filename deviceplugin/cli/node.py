@@ -8,7 +8,6 @@ from importlib.metadata import version
 import click
 
 from deviceplugin.annotated.status import AnnotatedStatus
-from deviceplugin.attention import attention
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import (
     EXIT_UNREACHABLE,
@@ -26,9 +25,10 @@ from deviceplugin.cli.output import (
 )
 from deviceplugin.plan.view import daemon_reason, daemon_state
 from deviceplugin.selftest import record
-from deviceplugin.status import PluginStatus, ResourceStatus
-from mpsd.errors import GpufracError, NotReachableError
-from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
+from deviceplugin.status.attention import attention
+from deviceplugin.status.status import PluginStatus, ResourceStatus
+from mpsd.common.errors import GpufracError, NotReachableError
+from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
 LOG_LINES = 5
 """How many log lines of a daemon in trouble are shown."""

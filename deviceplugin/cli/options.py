@@ -8,7 +8,7 @@ from typing import Any, ParamSpec
 import click
 
 from deviceplugin.cli.output import output_option
-from mpsd.errors import ConfigError
+from mpsd.common.errors import ConfigError
 
 P = ParamSpec("P")
 

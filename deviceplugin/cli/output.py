@@ -9,11 +9,11 @@ from typing import Any, ParamSpec, TypeVar
 import click
 import msgspec
 
+from mpsd.common.errors import ConfigError, GpufracError, NotReachableError
+from mpsd.common.quantity import format_bytes
+from mpsd.common.text import plain, plain_lines
 from mpsd.config.model import GIB
-from mpsd.errors import ConfigError, GpufracError, NotReachableError
 from mpsd.gpu.model import MIB
-from mpsd.quantity import format_bytes
-from mpsd.text import plain, plain_lines
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,10 +12,10 @@ import click
 from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import Failure, complain, confirm, counted, failures, print_json, say, some
-from mpsd.errors import ConfigError, GpufracError, NotReachableError
+from mpsd.common.errors import ConfigError, GpufracError, NotReachableError
 
 if TYPE_CHECKING:
-    from mpsd.snapshot import GpuStatus, Places
+    from mpsd.localapi.snapshot import GpuStatus, Places
 
 MAX_REASON = 200
 """As long as mpsd takes it."""
@@ -63,7 +63,7 @@ def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: 
     1 names what could not be undone, and what is still there.
     """
     from mpsd.localapi.client import MpsdClient, call
-    from mpsd.snapshot import CleanedUp
+    from mpsd.localapi.snapshot import CleanedUp
 
     root = run_root_of(config_path, run_root)
     snapshot = MpsdClient(f"{root}/mpsd.sock").snapshot()
@@ -90,9 +90,9 @@ def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: 
 
 def _clear_plugin(root: str, places: "Places") -> list[str]:
     """Removes what the plugin left, if none runs; what is still there."""
-    from deviceplugin.instance import lock_files
-    from deviceplugin.leftovers import clear
-    from mpsd.processlock import ProcessLock, ProcessLockError
+    from deviceplugin.grants.instance import lock_files
+    from deviceplugin.reconcile.leftovers import clear
+    from mpsd.common.processlock import ProcessLock, ProcessLockError
 
     locks = lock_files(root, places.state_root, places.cdi_directory, places.device_plugins)
     try:
@@ -165,8 +165,8 @@ def confirm_indices(config_path: str | None, run_root: str | None, output: str, 
     When a GPU falls out or is replaced, the driver numbers the others anew. The config goes on to mean the GPUs of
     before until this is confirmed, or until it names GPUs by UUID.
     """
+    from mpsd.config.numbering import moved
     from mpsd.localapi.client import MpsdClient, call
-    from mpsd.numbering import moved
 
     socket = f"{run_root_of(config_path, run_root)}/mpsd.sock"
     gpus = MpsdClient(socket).snapshot().gpus

@@ -17,10 +17,10 @@ from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import Failure, failures, print_json, print_table, say
 from deviceplugin.cli.signals import ignore_signals, interrupt, on_signals
 from deviceplugin.selftest import plan, record, run
+from mpsd.common.lockfile import open_lock, try_lock
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import Mode
 from mpsd.localapi.client import MpsdClient
-from mpsd.lockfile import open_lock, try_lock
 
 VARIABLE = "GPUFRAC_CUDA_CLIENT"
 

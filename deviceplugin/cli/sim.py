@@ -13,7 +13,7 @@ import click
 
 from deviceplugin.cli.output import Failure, failures, output_option, print_json, say
 from deviceplugin.cli.signals import ignore_signals, interrupt, on_signals
-from mpsd.errors import ConfigError
+from mpsd.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from deviceplugin.sim.manifests import LoadedPod, Note
@@ -31,7 +31,7 @@ class Size(click.ParamType[int]):
         self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from mpsd.quantity import QuantityError, parse_bytes
+        from mpsd.common.quantity import QuantityError, parse_bytes
 
         if isinstance(value, int):
             return value

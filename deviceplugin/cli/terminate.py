@@ -12,12 +12,12 @@ from deviceplugin.cli.gpuname import complete_pod
 from deviceplugin.cli.node import look
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import complain, confirm, failures, print_json, print_table, say, some
-from deviceplugin.clients import GpuClientsStatus, Target
-from deviceplugin.status import PluginStatus
-from mpsd.errors import ConfigError, GpufracError, NotReachableError
+from deviceplugin.status.clients import GpuClientsStatus, Target
+from deviceplugin.status.status import PluginStatus
+from mpsd.common.errors import ConfigError, GpufracError, NotReachableError
 from mpsd.localapi.client import call
+from mpsd.localapi.snapshot import Outcome, Termination
 from mpsd.localapi.wire import MAX_BLOCK_S
-from mpsd.snapshot import Outcome, Termination
 
 TIMEOUT_S = MAX_BLOCK_S + 10.0
 

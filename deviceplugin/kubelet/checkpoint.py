@@ -12,9 +12,9 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from cdi.atomic import read_regular
-from deviceplugin import render
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-from mpsd.errors import TransientError
+from deviceplugin.plan import render
+from mpsd.common.errors import TransientError
 
 FILE_NAME = "kubelet_internal_checkpoint"
 MAX_BYTES = 64 * 1024 * 1024

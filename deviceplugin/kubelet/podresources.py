@@ -8,7 +8,7 @@ import grpc
 from deviceplugin.api import podresources_v1_pb2 as pb
 from deviceplugin.api import podresources_v1_pb2_grpc as rpc
 from deviceplugin.kubelet.rpcerror import describe
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 LIST_TIMEOUT_S = 2.0

@@ -6,17 +6,17 @@ from functools import lru_cache
 
 import grpc
 
-from deviceplugin import render
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
-from deviceplugin.broker import Broker, Recheck, desired_allocation
-from deviceplugin.ledger import LedgerError
+from deviceplugin.grants.broker import Broker, Recheck, desired_allocation
+from deviceplugin.grants.ledger import LedgerError
+from deviceplugin.plan import render
 from deviceplugin.plan.advertise import Advertisement
 from deviceplugin.plan.model import Allocation, Device, Refusal, RefusalCode
 from deviceplugin.plan.start import configured_shared_memory
 from mpsd.config.model import MAX_ADVERTISED_DEVICES
 from mpsd.daemon.paths import daemon_dirs, mount_directory
-from mpsd.plan import namespace_of
+from mpsd.daemon.plan import namespace_of
 
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 STREAM_WAIT_S = 60.0

@@ -18,14 +18,14 @@ import grpc
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
-from deviceplugin.broker import Broker, Recheck
+from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.rpcerror import describe
 from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
-from deviceplugin.socketfile import SocketFile
-from mpsd.errors import TransientError
-from mpsd.log import get_logger
-from mpsd.threads import GuardedThread, Mishaps, full_pool
+from mpsd.common.errors import TransientError
+from mpsd.common.log import get_logger
+from mpsd.common.socketfile import SocketFile
+from mpsd.common.threads import GuardedThread, Mishaps, full_pool
 
 VERSION = "v1beta1"
 REGISTER_TIMEOUT_S = 12.0
@@ -131,7 +131,7 @@ class Session:
         dial_at_s = time.monotonic() + SELF_DIAL_S
         while not self._stop.is_set():
             kubelet = self._kubelet.look()
-            if kubelet != last_kubelet:  # a new kubelet owes us no patience
+            if kubelet != last_kubelet:  # the pauses of the last kubelet are not this one's
                 last_kubelet, retry_s, not_before_s = kubelet, RETRY_FIRST_S, 0.0
             now_s = time.monotonic()
             reason = self._why_again(registered_with, kubelet)

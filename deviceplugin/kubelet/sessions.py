@@ -3,11 +3,11 @@
 import threading
 import time
 
-from deviceplugin.broker import Broker, Recheck
+from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.session import Session
+from mpsd.common.log import get_logger
 from mpsd.config.model import socket_name
-from mpsd.log import get_logger
 
 log = get_logger("plugin")
 

@@ -5,8 +5,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from mpsd.pathhints import PathHints
-from mpsd.threads import GuardedThread
+from mpsd.common.pathhints import PathHints
+from mpsd.common.threads import GuardedThread
 
 POLL_S = 1.0
 RETRY_S = 5.0

@@ -24,7 +24,7 @@ from deviceplugin.kubernetes.errors import (
     shown,
 )
 from deviceplugin.kubernetes.jsonstream import Items, Lines
-from mpsd.log import get_logger
+from mpsd.common.log import get_logger
 
 if TYPE_CHECKING:
     from deviceplugin.kubernetes.connection import Connection, Response

@@ -4,7 +4,7 @@ import re
 from typing import ClassVar
 
 from deviceplugin.kubernetes.pacing import Failure
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 
 MAX_TEXT = 300
 """How much of what the server says is kept."""

@@ -24,8 +24,8 @@ from deviceplugin.kubernetes.errors import (
 )
 from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.kubernetes.pacing import Backoff, Bucket, Failure
-from mpsd.log import get_logger
-from mpsd.threads import GuardedThread
+from mpsd.common.log import get_logger
+from mpsd.common.threads import GuardedThread
 
 CONDITION = "gpu-fractioning.nvidia.com/Ready"
 DRIVER_LABEL = "gpu-fractioning.kai.scheduler/nvidia-driver-version.major"

@@ -16,8 +16,8 @@ from deviceplugin.kubernetes.client import ApiClient, Watch, api_path
 from deviceplugin.kubernetes.errors import ApiError, ForbiddenError, GoneError, NonsenseError
 from deviceplugin.kubernetes.model import PodRef
 from deviceplugin.kubernetes.pacing import Backoff, Failure
-from mpsd.log import get_logger
-from mpsd.threads import GuardedThread
+from mpsd.common.log import get_logger
+from mpsd.common.threads import GuardedThread
 
 DEFAULT_GRACE_S = 30.0
 MAX_PODS = 2000

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 
 REMOVAL = "-"
 """Before a variable's name or a mount's destination: remove it."""

@@ -14,11 +14,11 @@ from typing import Final, Protocol
 
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri import codec
-from deviceplugin.nri.agenda import REFUSABLE, Agenda, Entry, Kind
 from deviceplugin.nri.model import Container, Handler, Inventory, Pod, Refused, Runtime
+from deviceplugin.nri.requests import REFUSABLE, Entry, Kind, RequestQueue
 from deviceplugin.nri.ttrpc import Answer, Code, Request
-from mpsd.errors import ProtocolError
-from mpsd.log import get_logger
+from mpsd.common.errors import ProtocolError
+from mpsd.common.log import get_logger
 
 PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
@@ -74,7 +74,7 @@ class Filter(Protocol):
 
 
 class Dialogue:
-    """Keeps the rules of one link. What the front end must be told goes to the agenda.
+    """Keeps the rules of one link. What the front end must be told goes to the queue.
 
     Args:
         link: its number.
@@ -82,8 +82,8 @@ class Dialogue:
         answer_s: when a request is overdue, unless the runtime's own timeout is short.
     """
 
-    def __init__(self, link: int, agenda: Agenda, handler: Filter, answer_s: float) -> None:
-        self._link, self._agenda, self._handler = link, agenda, handler
+    def __init__(self, link: int, queue: RequestQueue, handler: Filter, answer_s: float) -> None:
+        self._link, self._queue, self._handler = link, queue, handler
         self.budget_s = answer_s
         self.runtime: Runtime | None = None
         self.synchronized = False
@@ -130,7 +130,7 @@ class Dialogue:
 
     def overdue(self, now_s: float) -> list[Answer]:
         """Answers that are due now without the front end's."""
-        return [self._late_answer(entry) for entry in self._agenda.overdue(now_s) if entry.link == self._link]
+        return [self._late_answer(entry) for entry in self._queue.overdue(now_s) if entry.link == self._link]
 
     def _configure(self, request: Request, now_s: float) -> Answer:
         asked = codec.parse(pb.ConfigureRequest, request.payload)
@@ -146,7 +146,7 @@ class Dialogue:
         if first:
             # The answer does not wait for the front end: nothing in it depends on what that does.
             entry = Entry(kind=Kind.CONNECTED, link=self._link, runtime=self.runtime, budget_s=self.budget_s)
-            self._agenda.add(entry, now_s)
+            self._queue.add(entry, now_s)
         return Answer(request.stream, pb.ConfigureResponse(events=EVENT_MASK).SerializeToString())
 
     def _synchronize(self, request: Request, now_s: float) -> Answer | None:
@@ -180,7 +180,7 @@ class Dialogue:
         entry.budget_s = self.budget_s
         if request.timeout_s:  # what is left of the runtime's patience: parts of a state share it
             entry.budget_s = min(self.budget_s, request.timeout_s * SHARE_OF_TIMEOUT)
-        return None if self._agenda.add(entry, now_s) else self._late_answer(entry)
+        return None if self._queue.add(entry, now_s) else self._late_answer(entry)
 
     def _late_answer(self, entry: Entry) -> Answer:
         if entry.kind not in REFUSABLE:

@@ -4,7 +4,7 @@ import msgspec
 
 from deviceplugin.nri import mux, ttrpc
 from deviceplugin.nri.ttrpc import Answer, Code, Frame, FrameKind, Request
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 
 
 class Received(msgspec.Struct):

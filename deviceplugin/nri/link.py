@@ -9,7 +9,7 @@ from typing import Final
 
 from deviceplugin.nri.endpoint import Endpoint
 from deviceplugin.nri.ttrpc import MAX_TEXT, Answer, Request
-from mpsd.errors import GpufracError, ProtocolError, TransientError
+from mpsd.common.errors import GpufracError, ProtocolError, TransientError
 
 _RECEIVE_BYTES: Final = 1 << 18
 _SEND_S: Final = 2.0

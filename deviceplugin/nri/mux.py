@@ -8,7 +8,7 @@ message may span several, one chunk may hold several.
 import struct
 from typing import Final
 
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 
 PLUGIN_SERVICE: Final = 1
 """The connection over which the runtime calls a plugin."""

@@ -19,22 +19,22 @@ import msgspec
 
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri import mux
-from deviceplugin.nri.agenda import Agenda, Entry
 from deviceplugin.nri.dialogue import NRI_VERSION, RUNTIME_SERVICE, Dialogue, perform
 from deviceplugin.nri.link import CallError, Link, LinkError, PendingCall
 from deviceplugin.nri.model import Handler, Runtime
+from deviceplugin.nri.requests import Entry, RequestQueue
 from deviceplugin.nri.ttrpc import Answer
-from deviceplugin.socketfile import SocketFile
-from mpsd.errors import ConfigError, ProtocolError
-from mpsd.log import get_logger
-from mpsd.threads import GuardedThread, Mishaps
+from mpsd.common.errors import ConfigError, ProtocolError
+from mpsd.common.log import get_logger
+from mpsd.common.socketfile import SocketFile
+from mpsd.common.threads import GuardedThread, Mishaps
 
 ANSWER_S: Final = 1.2
 """60 % of the 2 s that a runtime waits by default."""
 RETRY_FIRST_S: Final = 0.2
 RETRY_LAST_S: Final = 5.0
 STEADY_S: Final = 10.0
-"""A link that lasted so long owes its successor no patience."""
+"""After a link that lasted so long, the next try begins with the shortest pause again."""
 LOOK_S: Final = 0.5
 """How often the socket file is looked at."""
 CONNECT_S: Final = 2.0
@@ -97,8 +97,8 @@ class NriSession:
         self._socket = SocketFile(socket_path)
         self._handler, self._answer_s, self._monotonic = handler, answer_s, monotonic
         self._stop = threading.Event()
-        self._changed = threading.Condition()  # guards agenda, dialogue, link and state
-        self._agenda = Agenda()
+        self._changed = threading.Condition()  # guards queue, dialogue, link and state
+        self._queue = RequestQueue()
         self._links = 0
         self._link: Link | None = None
         self._state = NriState(error="starting", since_unix_s=time.time(), answer_s=answer_s)
@@ -111,9 +111,9 @@ class NriSession:
         with self._changed:
             return msgspec.structs.replace(
                 self._state,
-                late=self._agenda.late,
-                slowest_s=self._agenda.slowest_s,
-                stuck_s=self._agenda.stuck_s(self._monotonic()),
+                late=self._queue.late,
+                slowest_s=self._queue.slowest_s,
+                stuck_s=self._queue.stuck_s(self._monotonic()),
             )
 
     def start(self) -> None:
@@ -180,7 +180,7 @@ class NriSession:
         with self._changed:
             self._links += 1
             self._link = link
-            dialogue = Dialogue(self._links, self._agenda, self._handler, self._answer_s)
+            dialogue = Dialogue(self._links, self._queue, self._handler, self._answer_s)
         reason = "closed by us"
         try:
             if not self._stop.is_set():  # close() may have come before there was a link to end
@@ -193,7 +193,7 @@ class NriSession:
         finally:
             with self._changed:
                 self._link = None
-                self._agenda.drop(self._links, reason, self._answer_s)
+                self._queue.drop(self._links, reason, self._answer_s)
                 self._note_disconnected(reason)
                 self._changed.notify_all()
             link.release()
@@ -208,7 +208,7 @@ class NriSession:
         look_s = begun_s + LOOK_S
         while not self._stop.is_set():
             with self._changed:
-                due_s = self._agenda.due_s()
+                due_s = self._queue.due_s()
             now_s = self._monotonic()
             for asked in link.pump(min(due_s, look_s) - now_s):
                 with self._changed:
@@ -230,7 +230,7 @@ class NriSession:
         with self._changed:
             now_s = self._monotonic()
             answers = dialogue.overdue(now_s)
-            stuck_s = self._agenda.stuck_s(now_s)
+            stuck_s = self._queue.stuck_s(now_s)
         for answer in answers:
             link.answer(answer)
         if stuck_s and now_s - self._stuck_logged_s >= STUCK_LOG_S:
@@ -297,9 +297,9 @@ class NriSession:
             answer: Answer | None = None
             try:
                 answer = perform(entry, self._handler)
-            finally:  # else the agenda would wait for it for ever
+            finally:  # else the queue would wait for it for ever
                 with self._changed:
-                    wanted = self._agenda.finish(self._monotonic())
+                    wanted = self._queue.finish(self._monotonic())
                     link = self._link if entry.link == self._links else None
             if wanted and link is not None:
                 _send(link, answer)
@@ -308,7 +308,7 @@ class NriSession:
         """Waits for the next thing to tell; None when all is told and no more will come."""
         with self._changed:
             while True:
-                entry = self._agenda.begin(self._monotonic())
+                entry = self._queue.begin(self._monotonic())
                 if entry is not None:
                     return entry
                 if self._stop.is_set() and not self._thread.is_alive():

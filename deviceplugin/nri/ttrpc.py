@@ -12,7 +12,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from deviceplugin.api import ttrpc_pb2 as pb
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 
 MAX_PAYLOAD_BYTES: Final = 4 << 20
 MAX_TEXT: Final = 1000

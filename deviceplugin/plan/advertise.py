@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from deviceplugin import ids
+from deviceplugin.plan import ids
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.enforcement import conflict
 from deviceplugin.plan.model import Device, DeviceList, GpuView, GroupView, NodeView, ResourceView

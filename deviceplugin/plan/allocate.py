@@ -7,7 +7,7 @@ container is granted its share and waits for its CDI file.
 
 from collections.abc import Sequence
 
-from deviceplugin import ids
+from deviceplugin.plan import ids
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import client_room, free_fit
 from deviceplugin.plan.enforcement import conflict, soft_bytes
@@ -21,9 +21,9 @@ from deviceplugin.plan.model import (
     ResourceView,
     allocation_key,
 )
+from mpsd.common.errors import ProtocolError
+from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Delivery, UnitMemory
-from mpsd.errors import ProtocolError
-from mpsd.quantity import format_bytes
 
 
 def plan(

@@ -10,7 +10,15 @@ from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import client_room
-from deviceplugin.plan.enforcement import borrowed_from, burst_conflict, level, mps_level, not_hard, ones, soft_bytes
+from deviceplugin.plan.enforcement import (
+    borrowed_from,
+    burst_conflict,
+    level,
+    level_words,
+    mps_level,
+    not_hard,
+    soft_bytes,
+)
 from deviceplugin.plan.model import (
     ANNOTATED,
     Allocation,
@@ -23,10 +31,10 @@ from deviceplugin.plan.model import (
     RefusalCode,
     allocation_key,
 )
-from mpsd import capability
+from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Delivery, Enforcement
 from mpsd.gpu.model import Mode
-from mpsd.quantity import format_bytes
+from mpsd.shares import capability
 
 
 def plan_container(
@@ -237,7 +245,7 @@ def _not_enforceable(
             f"or newer), and that is not to be had here: {why}; or set gpu-compute.mode to sm-sharing"
         )
     return _invalid(
-        f"this node's `annotations.enforcement` demands {view.minimum} limits, and it gives {ones(given)}: {why}"
+        f"this node's `annotations.enforcement` demands {view.minimum} limits, and it gives {level_words(given)}: {why}"
     )
 
 

@@ -6,12 +6,12 @@ from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.model import GroupView, HardAbility, ResourceView
-from mpsd import capability
+from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Delivery, Enforcement, Resource
 from mpsd.gpu.model import Mode
-from mpsd.quantity import format_bytes
-from mpsd.shares import has_burst
-from mpsd.snapshot import HardLimits
+from mpsd.localapi.snapshot import HardLimits
+from mpsd.shares import capability
+from mpsd.shares.sizes import has_burst
 
 UNKNOWN = "whether this node can enforce hard limits is not known yet"
 
@@ -35,7 +35,7 @@ def mps_level(mode: Mode) -> Enforcement:
     return Enforcement.COOPERATIVE if mode is Mode.SM_SHARING else Enforcement.NONE
 
 
-def ones(given: Enforcement) -> str:
+def level_words(given: Enforcement) -> str:
     """Limits of a level, as texts go on about limits."""
     return "none" if given is Enforcement.NONE else f"{given} ones"
 
@@ -64,7 +64,7 @@ def objection(resource: Resource, delivery: Delivery, hard: HardAbility) -> str:
         return ""
     if resource.enforcement is Enforcement.HARD:
         return (
-            f"it demands hard limits (driver r615 or newer), but this node enforces {ones(given)}: "
+            f"it demands hard limits (driver r615 or newer), but this node enforces {level_words(given)}: "
             f"{not_hard(delivery, hard)}; or lower its `enforcement`"
         )
     if delivery is Delivery.BOTH:

@@ -7,13 +7,13 @@ from enum import StrEnum
 import msgspec
 
 from cdi.registry import MEMORY_HOOK
-from deviceplugin.isolation import SHARED, Isolation
+from deviceplugin.plan.isolation import SHARED, Isolation
+from mpsd.common.ranges import Bytes, Count, LimitBytes, Line, Name, NameOrNone, Percent, UnixSeconds
 from mpsd.config.model import MPS_CLIENTS_PER_GPU, Delivery, Enforcement, Resource
 from mpsd.gpu.model import GpuInfo, Mode
-from mpsd.groups import Group
-from mpsd.ranges import Bytes, Count, LimitBytes, Line, Name, NameOrNone, Percent, UnixSeconds
-from mpsd.shares import ShareSize
-from mpsd.snapshot import HardLimits
+from mpsd.localapi.snapshot import HardLimits
+from mpsd.shares.groups import Group
+from mpsd.shares.sizes import ShareSize
 
 
 class GpuView(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ class HardAbility(msgspec.Struct, frozen=True):
             return msgspec.structs.replace(own, kind="")  # their GPUs come by NVIDIA_VISIBLE_DEVICES
         return msgspec.structs.replace(own, limits=HardLimits(missing=(*self.limits.missing, NO_CDI_OF_PLUGINS)))
 
-    def hoped(self) -> "HardAbility":
+    def assuming_proven(self) -> "HardAbility":
         """The same, if mpsd finds nothing missing."""
         return msgspec.structs.replace(self, limits=HardLimits(missing=()))
 

@@ -4,10 +4,10 @@ Every value by itself is checked where it is declared; here is what they must be
 bit or was edited must not become a limit.
 """
 
-from deviceplugin import ids
+from deviceplugin.plan import ids
 from deviceplugin.plan.model import ANNOTATED, Allocation, allocation_key
+from mpsd.common.errors import ProtocolError
 from mpsd.config.model import Enforcement
-from mpsd.errors import ProtocolError
 from mpsd.gpu.model import Mode
 
 

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from deviceplugin.plan.enforcement import UNKNOWN, mps_level, ones
+from deviceplugin.plan.enforcement import UNKNOWN, level_words, mps_level
 from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, HardAbility
 from deviceplugin.plan.view import service_trouble
+from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Enforcement, MpsConfig
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.gpu.model import GpuHealth
-from mpsd.quantity import format_bytes
-from mpsd.snapshot import Attached, DaemonStatus, GpuStatus
+from mpsd.localapi.snapshot import Attached, DaemonStatus, GpuStatus
 
 Gpus = Mapping[str, GpuStatus]
 """All GPUs that mpsd reports, by UUID."""
@@ -40,11 +40,11 @@ def start_objection(allocation: Allocation, gpus: Gpus, hard: HardAbility) -> st
     """
     if reason := hard_objection(allocation, hard):
         return reason
-    now = starts_as(allocation, hard)
+    now = with_effective_enforcement(allocation, hard)
     return gpus_objection(now, gpus) or attach_objection(now, gpus)
 
 
-def starts_as(allocation: Allocation, hard: HardAbility) -> Allocation:
+def with_effective_enforcement(allocation: Allocation, hard: HardAbility) -> Allocation:
     """The allocation as a container of it would start now: on a node that lost hard limits, such as by an older driver,
     what was granted hard is what MPS gives."""
     if allocation.enforcement is not Enforcement.HARD or not hard.known or not hard.limits.missing:
@@ -58,7 +58,7 @@ def hard_objection(allocation: Allocation, hard: HardAbility) -> str:
         return ""
     if not hard.known:
         return UNKNOWN
-    now = starts_as(allocation, hard)
+    now = with_effective_enforcement(allocation, hard)
     if now is allocation:
         if allocation.container is not None and hard.starts_wait:
             return ""
@@ -69,9 +69,8 @@ def hard_objection(allocation: Allocation, hard: HardAbility) -> str:
     if allocation.may_borrow:
         return f"its limit is above its request, which needs hard limits, and this node has lost them: {missing}"
     if now.enforcement.rank < allocation.minimum.rank:
-        return (
-            f"it needs a {allocation.minimum} limit, and this node enforces {ones(now.enforcement)} by now: {missing}"
-        )
+        given = level_words(now.enforcement)
+        return f"it needs a {allocation.minimum} limit, and this node enforces {given} by now: {missing}"
     return ""
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from deviceplugin import ids
-from deviceplugin.plan import enforcement
+from deviceplugin.plan import enforcement, ids
 from deviceplugin.plan.model import (
     AnnotatedView,
     Device,
@@ -16,7 +15,6 @@ from deviceplugin.plan.model import (
     NodeView,
     ResourceView,
 )
-from mpsd.capability import client_limit
 from mpsd.config.model import (
     MAX_ADVERTISED_DEVICES,
     Enforcement,
@@ -25,10 +23,12 @@ from mpsd.config.model import (
     ShortfallPolicy,
     UnitMemory,
 )
+from mpsd.daemon.plan import group_usable_bytes
 from mpsd.gpu.model import GpuHealth
-from mpsd.groups import Group, group_of, groups
-from mpsd.plan import group_usable_bytes
-from mpsd.shares import (
+from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus
+from mpsd.shares.capability import client_limit
+from mpsd.shares.groups import Group, group_of, groups
+from mpsd.shares.sizes import (
     ShareSize,
     burst_allowed,
     for_annotated,
@@ -39,7 +39,6 @@ from mpsd.shares import (
     slot_count,
     usable_bytes,
 )
-from mpsd.snapshot import DaemonState, DaemonStatus, GpuStatus
 
 NOT_KNOWN = HardAbility()
 REGROUPED = "the config groups its GPUs otherwise by now: it takes nothing new, and is regrouped once it holds nothing"
@@ -231,7 +230,7 @@ def resource_view(
     delivery = config.cdi.delivery
     objection, waiting = enforcement.objection(resource, delivery, hard), ""
     if objection and not hard.known:
-        hard = hard.hoped()
+        hard = hard.assuming_proven()
         objection = enforcement.objection(resource, delivery, hard)
         waiting = enforcement.UNKNOWN
     given = enforcement.level(resource.mode, delivery, hard)

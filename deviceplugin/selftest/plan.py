@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from deviceplugin.status import GpuAccount, ResourceStatus
+from deviceplugin.status.status import GpuAccount, ResourceStatus
+from mpsd.common.quantity import format_bytes
 from mpsd.config.model import GIB, Enforcement
 from mpsd.gpu.model import MIB, ComputeMode, GpuHealth, Mode
-from mpsd.quantity import format_bytes
-from mpsd.snapshot import GpuStatus
+from mpsd.localapi.snapshot import GpuStatus
 
 LIMIT_BYTES = 2 * GIB
 """The limit that is put on our own process."""

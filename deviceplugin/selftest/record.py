@@ -7,9 +7,9 @@ import msgspec
 
 from cdi.atomic import replace_file
 from deviceplugin.selftest.plan import GRANTED, GpuFacts, Trial
-from mpsd import records
-from mpsd.errors import GpufracError
-from mpsd.ranges import Count, Line, Name, UnixSeconds
+from mpsd.common import records
+from mpsd.common.errors import GpufracError
+from mpsd.common.ranges import Count, Line, Name, UnixSeconds
 
 RENAME = "camel"
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from deviceplugin.selftest.plan import LIMIT_BYTES, GpuFacts, Trial, Way
+from mpsd.common.errors import GpufracError
+from mpsd.common.quantity import parse_bytes
 from mpsd.daemon.namespaces import SERVER
-from mpsd.errors import GpufracError
 from mpsd.gpu.model import MIB
-from mpsd.quantity import parse_bytes
+from mpsd.localapi.snapshot import DaemonState, GpuStatus, LimitReading
 from mpsd.sim.cuda import program
-from mpsd.snapshot import DaemonState, GpuStatus, LimitReading
 
 NAME = "gpufrac-selftest"
 ANSWER_S = 20.0
@@ -31,7 +31,7 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH")
 
 
 class Limits(Protocol):
-    """mpsd's door to the driver; raises GpufracError."""
+    """Reads and sets memory limits through mpsd; raises GpufracError."""
 
     def set_limits(self, gpu: str, cgroup: str, soft_bytes: int, hard_bytes: int | None) -> LimitReading: ...
 

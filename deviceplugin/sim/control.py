@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from mpsd.errors import ConfigError, NotReachableError, ProtocolError
+from mpsd.common.errors import ConfigError, NotReachableError, ProtocolError
 from mpsd.localapi.client import call
 
 if TYPE_CHECKING:  # whoever only asks a node needs nothing of what it is made of

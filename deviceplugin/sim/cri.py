@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from deviceplugin.api import cri_v1_pb2 as pb
-from deviceplugin.cri import SERVICE
+from deviceplugin.kubelet.cri import SERVICE
 from deviceplugin.nri.model import ContainerState, Inventory
 
 _STATES = {ContainerState.CREATED: pb.CONTAINER_CREATED, ContainerState.RUNNING: pb.CONTAINER_RUNNING}

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim.pods import ContainerSpec, Role
-from mpsd.errors import GpufracError
+from mpsd.common.errors import GpufracError
 
 HEALTHY = "Healthy"
 ENDPOINT_GRACE_S = 300.0

@@ -41,7 +41,7 @@ from deviceplugin.sim.plugins import PodResources, Registry
 from deviceplugin.sim.pods import PodSpec, Role
 from deviceplugin.sim.runtime import Container, CreateContainerError, Runtime, StartContainerError, State
 from deviceplugin.sim.sandboxes import Nri, NriFactory
-from mpsd.errors import GpufracError
+from mpsd.common.errors import GpufracError
 
 ADMISSION_ERROR = "UnexpectedAdmissionError"
 READMIT_S = 0.95

@@ -23,9 +23,9 @@ import msgspec
 
 import deviceplugin
 from cdi.atomic import read_regular
-from deviceplugin.cri import SIMULATED_SOCKET
+from deviceplugin.kubelet.cri import SIMULATED_SOCKET
 from deviceplugin.nri.model import Runtime
-from deviceplugin.runtimes import cdi_loses
+from deviceplugin.nri.runtimes import cdi_loses
 from deviceplugin.sim import annotations, placement, report, scheduler
 from deviceplugin.sim.cluster import ClusterScheduler, waiting
 from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
@@ -37,6 +37,8 @@ from deviceplugin.sim.processes import processes_where
 from deviceplugin.sim.runtime import DEVICE_PLUGIN_KIND, NVIDIA_KIND, write_nvidia_spec
 from deviceplugin.sim.sandboxes import Inventory, Nri
 from deviceplugin.sim.scheduler import Scheduler
+from mpsd.common.errors import ConfigError, GpufracError
+from mpsd.common.lockfile import LockFileError, open_lock, try_lock
 from mpsd.config.load import ConfigErrors, parse_config
 from mpsd.config.model import (
     GIB,
@@ -56,14 +58,12 @@ from mpsd.config.model import (
     UnitMemory,
 )
 from mpsd.config.show import effective
-from mpsd.errors import ConfigError, GpufracError
 from mpsd.gpu.model import MIB, GpuInfo, Mode
 from mpsd.localapi.client import MpsdClient, call
-from mpsd.lockfile import LockFileError, open_lock, try_lock
+from mpsd.localapi.snapshot import DaemonState, Snapshot
 from mpsd.sim.driver import KUBEPODS, SimulatedDriver
 from mpsd.sim.memorylimits import FIRST_DRIVER
 from mpsd.sim.mps.switches import major
-from mpsd.snapshot import DaemonState, Snapshot
 
 START_TIMEOUT_S = 40.0
 SETTLE_TIMEOUT_S = 15.0

@@ -19,8 +19,8 @@ from deviceplugin.nri.dialogue import PLUGIN_SERVICE, RUNTIME_SERVICE
 from deviceplugin.nri.link import CallError, Link, LinkError
 from deviceplugin.nri.model import Adjustment, Container, Pod
 from deviceplugin.nri.ttrpc import Answer, Code, Request
-from mpsd.errors import GpufracError, ProtocolError
-from mpsd.log import get_logger
+from mpsd.common.errors import GpufracError, ProtocolError
+from mpsd.common.log import get_logger
 
 REGISTRATION_TIMEOUT_S: Final = 5.0
 PART_BYTES: Final = 3 << 20

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deviceplugin.sim.pods import PodSpec, Role
+from mpsd.common.quantity import format_bytes
 from mpsd.config.model import FixedMemory, FractionMemory, Resource, UnitMemory
 from mpsd.gpu.model import MIB
-from mpsd.quantity import format_bytes
 
 UNSCHEDULABLE = "Unschedulable"
 WHOLE_GPU = "nvidia.com/gpu"

@@ -10,9 +10,9 @@ from deviceplugin.sim.kubelet import START_ERROR, AdmittedPod, Phase
 from deviceplugin.sim.placement import Lack
 from deviceplugin.sim.pods import environment
 from deviceplugin.sim.runtime import Container, Edits, State
-from mpsd.processes import MARKER
-from mpsd.quantity import format_bytes
-from mpsd.text import plain
+from mpsd.common.processes import MARKER
+from mpsd.common.quantity import format_bytes
+from mpsd.common.text import plain
 
 ANNOTATED = "annotations"
 """Stands for the resource of what a container gets by its pod's annotations."""

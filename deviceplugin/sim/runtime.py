@@ -37,7 +37,7 @@ from deviceplugin.sim.nri import NriError
 from deviceplugin.sim.pods import ContainerSpec, PodSpec, environment
 from deviceplugin.sim.processes import processes_where
 from deviceplugin.sim.sandboxes import NriFactory, Sandboxes, container_keys
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 from mpsd.gpu.backend import GpuError
 from mpsd.gpu.model import MIB
 from mpsd.sim.cgroups import Confinement

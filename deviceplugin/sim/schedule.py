@@ -31,9 +31,9 @@ from deviceplugin.sim.annotations import (
 )
 from deviceplugin.sim.placement import WHOLE_GPU
 from deviceplugin.sim.pods import ContainerSpec, PodSpec
-from mpsd.errors import ConfigError
+from mpsd.common.errors import ConfigError
+from mpsd.common.quantity import QuantityError, parse_quantity
 from mpsd.gpu.model import MIB
-from mpsd.quantity import QuantityError, parse_quantity
 
 RESERVATION_NAMESPACE, RESERVATION_CONTAINER = "kai-resource-reservation", "resource-reservation"
 RESERVED_RESOURCE = WHOLE_GPU

@@ -14,7 +14,7 @@ from deviceplugin.sim.placement import Offer, dealt, requests
 from deviceplugin.sim.pods import NODE_NAME, PodSpec
 from deviceplugin.sim.runtime import Container, State
 from deviceplugin.sim.schedule import DeniedError, Group, Unschedulable
-from mpsd.errors import ConfigError
+from mpsd.common.errors import ConfigError
 
 RESERVE_S = 10.0
 """How long a reservation pod may take to start. KAI waits 40 s."""

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import yaml
 
+from mpsd.common.quantity import format_bytes
 from mpsd.config import syntax
 from mpsd.config.model import KIND
 from mpsd.config.problems import file_error
-from mpsd.quantity import format_bytes
 
 MAX_FILE_BYTES: Final = 1 << 20
 

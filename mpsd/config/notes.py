@@ -1,7 +1,7 @@
 """What a valid config will not do, as far as it tells by itself (pure)."""
 
 from mpsd.config.model import AnnotationsConfig, AwayPolicy, GpuRef, NodeConfig, Resource
-from mpsd.numbering import named_indices
+from mpsd.config.numbering import named_indices
 
 
 def notes(config: NodeConfig) -> list[str]:

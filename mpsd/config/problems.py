@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from mpsd.errors import ConfigError
+from mpsd.common.errors import ConfigError
 
 MAX_SHOWN_PROBLEMS: Final = 100
 

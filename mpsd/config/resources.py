@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
+from mpsd.common.quantity import format_bytes, parse_quantity
 from mpsd.config.model import (
     MIN_UNIT_BYTES,
     Enforcement,
@@ -16,7 +17,6 @@ from mpsd.config.names import resource_name_rule
 from mpsd.config.selection import read_selection
 from mpsd.config.value import Value
 from mpsd.gpu.model import MIB, Mode
-from mpsd.quantity import format_bytes, parse_quantity
 
 _LIKE = "[{name: gpufrac.dev/gpu-8gi, memory: {request: 8Gi}, compute: {mode: sm-sharing}}]"
 _SIZES = tuple(f"memory.{key}" for key in ("request", "limit", "fraction", "limitFraction"))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mpsd.common.quantity import format_bytes
 from mpsd.config.model import (
     API_VERSION,
     KIND,
@@ -16,7 +17,6 @@ from mpsd.config.model import (
     TrustPolicy,
     UnitMemory,
 )
-from mpsd.quantity import format_bytes
 
 
 def effective(config: NodeConfig) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import TypeVar
 import msgspec
 import yaml
 
+from mpsd.common.quantity import MAX_VALUE, OutOfRangeError, QuantityError, format_bytes, parse_quantity, quoted
 from mpsd.config.problems import ConfigProblem
 from mpsd.gpu.model import MIB
-from mpsd.quantity import MAX_VALUE, OutOfRangeError, QuantityError, format_bytes, parse_quantity, quoted
 
 _MAX_ITEMS = 256
 _MAX_SOCKET_PATH_BYTES = 107  # sun_path without its NUL

@@ -9,17 +9,17 @@ import os
 import threading
 from collections.abc import Callable
 
+from mpsd.common.pathhints import PathHints
+from mpsd.common.threads import GuardedThread
 from mpsd.config.load import ConfigErrors, parse_config, read_config
 from mpsd.config.model import NodeConfig
-from mpsd.pathhints import PathHints
-from mpsd.threads import GuardedThread
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 30.0
 """How often the file is read without a hint, in case one was lost."""
 FALLBACK_POLL_S = 2.0
-"""The same where inotify is not to be had."""
+"""The same where there is no inotify."""
 SETTLE_S = 0.25
 """Time between the two reads that must agree."""
 

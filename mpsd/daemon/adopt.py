@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mpsd.plan import DAEMON_MARKER, SHARED_MEMORY_MARKER, DaemonSpec
-from mpsd.ranges import Count, MpsProtocol, Name, Path, Pid
+from mpsd.common.ranges import Count, MpsProtocol, Name, Path, Pid
+from mpsd.daemon.plan import DAEMON_MARKER, SHARED_MEMORY_MARKER, DaemonSpec
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 PROTOCOL_VERSION = "CUDA_MPS_PROTOCOL_VERSION"

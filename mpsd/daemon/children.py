@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from mpsd import processes
+from mpsd.common import processes
 
 _lock = threading.Lock()
 _started: set[int] = set()

@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from mpsd.common.errors import TransientError
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import process
 from mpsd.daemon.paths import DaemonDirs, base_environment, control_binary
-from mpsd.errors import TransientError
 
 MAX_REPLY_BYTES = 1 << 20
 """Longest reply taken: thousands of namespaces or clients are far below it."""

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from mpsd.errors import TransientError
-from mpsd.plan import DaemonSpec
+from mpsd.common.errors import TransientError
+from mpsd.daemon.plan import DaemonSpec
 
 QUERY_S = 5.0
 """Deadline of one command."""

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Mapping
 
+from mpsd.common.errors import ProtocolError, TransientError
 from mpsd.daemon import protocol2
 from mpsd.daemon.control import ControlClient
 from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients, check_client
-from mpsd.errors import ProtocolError, TransientError
-from mpsd.plan import DaemonSpec
+from mpsd.daemon.plan import DaemonSpec
 
 
 class Controller2:

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Mapping
 
 from cdi.atomic import read_regular, replace_file
+from mpsd.common.errors import GpufracError, TransientError
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import protocol3
 from mpsd.daemon.control import CommandFailedError, ControlClient
@@ -15,9 +16,8 @@ from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsC
 from mpsd.daemon.logs.parse import LogLine, Severity, interpret, parse_line, severity
 from mpsd.daemon.namespaces import SERVER, Namespace, is_ours
 from mpsd.daemon.paths import MAIN, SOCKET_PATH_MAX, DaemonDirs, link_directory, namespace_socket
+from mpsd.daemon.plan import DaemonSpec
 from mpsd.daemon.protocol3 import DEFAULT, NamespaceRow
-from mpsd.errors import GpufracError, TransientError
-from mpsd.plan import DaemonSpec
 
 _LOG_TAIL_BYTES, _LOG_LINES, _LOG_CHARACTERS = 4096, 2, 200
 

@@ -9,9 +9,9 @@ import struct
 from collections.abc import Collection, Iterator
 
 from cdi.atomic import make_directory
+from mpsd.common.errors import TransientError
 from mpsd.daemon.namespaces import SERVER
 from mpsd.daemon.paths import MAIN, DaemonDirs, link_directory, link_source, namespace_socket
-from mpsd.errors import TransientError
 
 MODE = 0o755
 """Clients of any user must pass: a directory without x anywhere above the socket hides it from non-root containers."""

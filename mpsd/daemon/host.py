@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpsd import processes
+from mpsd.common import processes
+from mpsd.common.errors import ConfigError, GpufracError, TransientError
+from mpsd.common.log import get_logger
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import process, protocol3
@@ -17,10 +19,8 @@ from mpsd.daemon.controller import QUERY_S, Configured, Controller, MpsClients
 from mpsd.daemon.controller2 import Controller2
 from mpsd.daemon.controller3 import Controller3
 from mpsd.daemon.paths import DaemonDirs, base_environment, control_binary, socket_objection
-from mpsd.errors import ConfigError, GpufracError, TransientError
-from mpsd.log import get_logger
-from mpsd.plan import DaemonSpec
-from mpsd.state import ChosenProtocol, StateFile
+from mpsd.daemon.plan import DaemonSpec
+from mpsd.daemon.state import ChosenProtocol, StateFile
 
 log = get_logger("daemon")
 

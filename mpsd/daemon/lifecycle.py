@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from mpsd.config.model import WedgePolicy
-from mpsd.snapshot import DaemonState as State
+from mpsd.localapi.snapshot import DaemonState as State
 
 Jitter = Callable[[], float]
 """Random source: uniform in [0, 1)."""

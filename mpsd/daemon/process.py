@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from mpsd import processes
+from mpsd.common import processes
+from mpsd.common.errors import ProtocolError, TransientError
+from mpsd.common.log import get_logger
+from mpsd.common.threads import GuardedThread
 from mpsd.daemon import adopt, children
 from mpsd.daemon.adopt import PIPE_DIRECTORY, Candidate, DaemonIdentity, ProcessIdentity
 from mpsd.daemon.dirs import read_file
 from mpsd.daemon.paths import DaemonDirs
-from mpsd.errors import ProtocolError, TransientError
-from mpsd.log import get_logger
-from mpsd.plan import DAEMON_MARKER
-from mpsd.threads import GuardedThread
+from mpsd.daemon.plan import DAEMON_MARKER
 
 log = get_logger("daemon")
 

@@ -6,7 +6,7 @@ A front end exits 0 also when the daemon refused the command, and a refusal is t
 
 import re
 
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 from mpsd.gpu.model import MIB
 
 GET_SERVERS = "get_server_list"

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from mpsd.common.errors import ProtocolError
 from mpsd.daemon.namespaces import DEFAULT_LIMIT_BYTES, DEFAULT_THREAD_PERCENT, SERVER, Namespace
-from mpsd.errors import ProtocolError
 from mpsd.gpu.model import MIB
 
 FIRST_DRIVER = 615

@@ -1,9 +1,9 @@
-"""The one door to GPUs: what the prober needs of NVML, small enough to simulate and to fake."""
+"""The one way to GPUs: what the prober needs of NVML, small enough to simulate and to fake."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from mpsd.errors import GpufracError
+from mpsd.common.errors import GpufracError
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
 
 

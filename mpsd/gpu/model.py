@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from mpsd.ranges import Bytes, Count, Name
+from mpsd.common.ranges import Bytes, Count, Name
 
 MIB = 1024 * 1024
 

@@ -14,13 +14,13 @@ from typing import Any, Final
 
 import msgspec
 
-from mpsd.errors import GpufracError, TransientError
+from mpsd.common.errors import GpufracError, TransientError
+from mpsd.common.log import get_logger
+from mpsd.common.threads import GuardedThread, Mishaps
 from mpsd.gpu import health, recovery, xid
 from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, XidEvent
 from mpsd.gpu.health import Policy, Reading, Track
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, Inventory
-from mpsd.log import get_logger
-from mpsd.threads import GuardedThread, Mishaps
 
 log = get_logger("gpu")
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 from mpsd.host.mountinfo import Mount
 
 OWN = "gpufrac"

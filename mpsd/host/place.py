@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Mapping, Sequence
 
+from mpsd.common.log import get_logger
 from mpsd.daemon.paths import DaemonDirs
 from mpsd.host import cgroups, launch, selinux, sharedmemory
 from mpsd.host.survival import Survival
-from mpsd.log import get_logger
 
 log = get_logger("host")
 

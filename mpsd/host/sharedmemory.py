@@ -6,7 +6,7 @@ It is a channel between all containers on the GPU, so it is off unless the confi
 import os
 
 from cdi.atomic import make_directory
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 from mpsd.host import mountinfo
 from mpsd.host.launcher import call
 

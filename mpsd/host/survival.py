@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 from mpsd.host import cgroups, launch, mountinfo
 from mpsd.host.cgroups import RIGHTS
 

@@ -4,7 +4,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-from mpsd.snapshot import HardLimits
+from mpsd.localapi.snapshot import HardLimits
 
 MIN_DRIVER = 615
 """The first driver branch with memory limits for cgroups (NVIDIA, memory partitioning; NVML API reference, v615)."""

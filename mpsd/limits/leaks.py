@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import MIB
 from mpsd.limits import cgroups

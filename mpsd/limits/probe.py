@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, NoLimitError
 from mpsd.limits import cgroups
 from mpsd.limits.judge import Answer, Facts, Hierarchy, Verdict, is_fit, judge
-from mpsd.snapshot import HardLimits
+from mpsd.localapi.snapshot import HardLimits
 
 _NOT_SUPPORTED, _NO_PERMISSION = 3, 4
 """nvmlReturn_t"""

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from mpsd.errors import GpufracError, NotReachableError
+from mpsd.common.errors import GpufracError, NotReachableError
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
-from mpsd.snapshot import Desired, GpuClients, LimitQuery, LimitReading, Snapshot
+from mpsd.localapi.snapshot import Desired, GpuClients, LimitQuery, LimitReading, Snapshot
 
 TIMEOUT_S: Final = 5.0
 

@@ -3,7 +3,7 @@
 import socket
 import time
 
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 
 
 class LineReader:

@@ -15,13 +15,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from mpsd.errors import ConfigError, GpufracError, ProtocolError, TransientError
+from mpsd.common.errors import ConfigError, GpufracError, ProtocolError, TransientError
+from mpsd.common.lockfile import open_lock, try_lock
+from mpsd.common.log import get_logger
+from mpsd.common.threads import GuardedThread
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
 from mpsd.localapi.seats import MAX_CONNECTIONS, Seats
-from mpsd.lockfile import open_lock, try_lock
-from mpsd.log import get_logger
-from mpsd.threads import GuardedThread
 
 Method = Callable[[dict[str, Any]], object]
 """Takes the request's params, returns what msgspec can encode; a GpufracError is passed on to the caller.

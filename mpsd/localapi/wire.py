@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from mpsd import errors
-from mpsd.errors import GpufracError, NotReachableError, ProtocolError, TransientError
+from mpsd.common import errors
+from mpsd.common.errors import GpufracError, NotReachableError, ProtocolError, TransientError
 
 VERSION: Final = 1
 MAX_REQUEST_BYTES: Final = 1 << 20

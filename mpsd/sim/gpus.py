@@ -1,4 +1,4 @@
-"""Simulated GPUs behind the same door as NVML: `mpsd.gpu.backend.GpuBackend` over a simulated driver's directory."""
+"""Simulated GPUs behind `mpsd.gpu.backend.GpuBackend`, as NVML is: over a simulated driver's directory."""
 
 import os
 import threading

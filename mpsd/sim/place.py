@@ -4,8 +4,8 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 
+from mpsd.common.errors import TransientError
 from mpsd.daemon.paths import DaemonDirs
-from mpsd.errors import TransientError
 
 
 class SimulatedPlace:

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mpsd import processes
+from mpsd.common import processes
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import MpsClients
 from mpsd.daemon.host import DaemonHost
+from mpsd.daemon.plan import DAEMON_MARKER, DaemonSpec
 from mpsd.gpu.backend import GpuBackend, GpuLostError, GpuNotSupportedError
 from mpsd.gpu.model import GpuProcess
-from mpsd.plan import DAEMON_MARKER, DaemonSpec
-from mpsd.snapshot import GpuClient
+from mpsd.localapi.snapshot import GpuClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
+from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend, GpuNotSupportedError
 from mpsd.gpu.model import ComputeMode, Mode
-from mpsd.state import StateFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from mpsd.common.errors import ConfigError, GpufracError, TransientError
+from mpsd.common.lanes import Lane
+from mpsd.common.log import get_logger
 from mpsd.daemon import adopt
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
@@ -13,11 +16,8 @@ from mpsd.daemon.host import DaemonHost, ForeignDaemonError, ProtocolChoice, Run
 from mpsd.daemon.lifecycle import Effect, Event, Jitter, Lifecycle, Policy
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import MAIN, link_directory, mount_directory
-from mpsd.errors import ConfigError, GpufracError, TransientError
-from mpsd.log import get_logger
-from mpsd.plan import DaemonSpec, GroupPlan, namespace_of
-from mpsd.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
-from mpsd.supervision.lanes import Lane
+from mpsd.daemon.plan import DaemonSpec, GroupPlan, namespace_of
+from mpsd.localapi.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
 from mpsd.supervision.serverhold import ServerHold
 
 log = get_logger("mpsd")

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 
+from mpsd.common.errors import GpufracError
+from mpsd.common.lanes import Lane
+from mpsd.common.log import get_logger
 from mpsd.config.model import NodeConfig
-from mpsd.errors import GpufracError
+from mpsd.config.numbering import Numbering, named_indices, numbered, settle
+from mpsd.daemon.state import StateFile
 from mpsd.gpu.model import GpuInfo
-from mpsd.log import get_logger
-from mpsd.numbering import Numbering, named_indices, numbered, settle
-from mpsd.state import StateFile
-from mpsd.supervision.lanes import Lane
 
 log = get_logger("mpsd")
 

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from mpsd.errors import GpufracError
+from mpsd.common.errors import GpufracError
+from mpsd.common.lanes import Lane
+from mpsd.common.log import get_logger
+from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import ComputeMode, GpuState
-from mpsd.log import get_logger
-from mpsd.state import StateFile
 from mpsd.supervision.computemode import Hold, fits, hold_mode
-from mpsd.supervision.lanes import Lane
 
 log = get_logger("mpsd")
 

@@ -5,7 +5,7 @@ import time
 
 import msgspec
 
-from mpsd.snapshot import Snapshot
+from mpsd.localapi.snapshot import Snapshot
 
 
 class Published:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from mpsd.common.errors import GpufracError
+from mpsd.common.lanes import Lane
+from mpsd.common.log import get_logger
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.host import DaemonHost
-from mpsd.errors import GpufracError
-from mpsd.log import get_logger
-from mpsd.plan import DaemonSpec
-from mpsd.supervision.lanes import Lane
+from mpsd.daemon.plan import DaemonSpec
 
 log = get_logger("mpsd")
 

@@ -13,7 +13,7 @@ from mpsd.daemon.logs.parse import (
     ServerExited,
 )
 from mpsd.daemon.logs.restarts import RestartLoop
-from mpsd.snapshot import GpuClient
+from mpsd.localapi.snapshot import GpuClient
 
 RECHECK_S = 5.0
 """How often a trouble that ends by time alone is looked at."""

@@ -18,7 +18,11 @@ from typing import TypeVar
 
 import msgspec
 
-from mpsd import numbering
+from mpsd.common.errors import ConfigError, GpufracError, TransientError
+from mpsd.common.lanes import Lane
+from mpsd.common.log import get_logger
+from mpsd.common.threads import GuardedThread, Mishaps
+from mpsd.config import numbering
 from mpsd.config.model import NodeConfig
 from mpsd.config.show import differing
 from mpsd.daemon import lifecycle as life
@@ -29,25 +33,21 @@ from mpsd.daemon.host import DaemonHost, ProtocolChoice
 from mpsd.daemon.lifecycle import Jitter, Policy
 from mpsd.daemon.logs.parse import LogEvent, ServerExited
 from mpsd.daemon.paths import daemon_dirs
-from mpsd.errors import ConfigError, GpufracError, TransientError
+from mpsd.daemon.plan import DaemonSpec, plan
+from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuState, Inventory, Mode
-from mpsd.groups import group_of
-from mpsd.log import get_logger
-from mpsd.plan import DaemonSpec, plan
-from mpsd.snapshot import DaemonState, Desired, DesiredAllocation, GpuClients, GpuStatus, Snapshot
-from mpsd.state import StateFile
+from mpsd.limits.api import GpuLimits, Job
+from mpsd.limits.hardlimits import HardLimitsKeeper
+from mpsd.localapi.snapshot import DaemonState, Desired, DesiredAllocation, GpuClients, GpuStatus, Snapshot
+from mpsd.shares.groups import group_of
 from mpsd.supervision.computemode import Hold, fits, hold_for
 from mpsd.supervision.daemon import DaemonKeeper, Outside
-from mpsd.supervision.hardlimits import HardLimitsKeeper
 from mpsd.supervision.indices import Indices
-from mpsd.supervision.lanes import Lane
-from mpsd.supervision.limits import Job, LimitDesk
 from mpsd.supervision.mode import ModeKeeper
 from mpsd.supervision.published import Published
 from mpsd.supervision.servers import NO_HOST_PIDS, DaemonLogs, ServerWatch
 from mpsd.supervision.usage import Count, Daemon, Question, Reply, Usage, untold
-from mpsd.threads import GuardedThread, Mishaps
 
 log = get_logger("mpsd")
 
@@ -78,7 +78,7 @@ class _Gpu:
     lane: Lane
     mode: ModeKeeper
     usage: Usage
-    limits: LimitDesk
+    limits: GpuLimits
     counted_s: float = 0.0
 
     @property
@@ -450,7 +450,7 @@ class Supervisor:
             partial(self._on_counted, uuid),
             simulated=self.simulated,
         )
-        return _Gpu(state, lane, mode, usage, LimitDesk(self._backend, lane, self._post))
+        return _Gpu(state, lane, mode, usage, GpuLimits(self._backend, lane, self._post))
 
     def _choose_protocol(self, driver_version: str) -> None:
         try:

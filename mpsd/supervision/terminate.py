@@ -9,13 +9,13 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mpsd import processes
+from mpsd.common import processes
+from mpsd.common.errors import GpufracError
+from mpsd.common.log import get_logger
 from mpsd.daemon import process
 from mpsd.daemon.controller import NotAClientError
-from mpsd.errors import GpufracError
 from mpsd.gpu.model import Mode
-from mpsd.log import get_logger
-from mpsd.snapshot import GpuClient, Outcome, Termination
+from mpsd.localapi.snapshot import GpuClient, Outcome, Termination
 from mpsd.supervision.supervisor import Supervisor
 
 log = get_logger("mpsd")

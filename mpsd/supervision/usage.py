@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from mpsd.common.errors import GpufracError
+from mpsd.common.lanes import Lane
+from mpsd.common.log import get_logger
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.host import DaemonHost
-from mpsd.errors import GpufracError
+from mpsd.daemon.plan import DaemonSpec
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import GpuProcess
-from mpsd.log import get_logger
-from mpsd.plan import DaemonSpec
-from mpsd.snapshot import GpuClient, GpuClients
+from mpsd.localapi.snapshot import GpuClient, GpuClients
 from mpsd.supervision.clients import Census, Counted, take_census, with_usage
-from mpsd.supervision.lanes import Lane
 
 log = get_logger("mpsd")
 

@@ -35,7 +35,7 @@ def out(value): print(msgspec.json.encode(value).decode(), flush=True)
 def attempt(call):
     try: return call()
     except GpufracError as exc: return [type(exc).__name__, exc.code, str(exc)]
-from mpsd.errors import GpufracError
+from mpsd.common.errors import GpufracError
 b = NvmlBackend(sysfs=os.environ["MOCK_DIR"])
 """
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mpsd import processes
+from mpsd.common import processes
 from mpsd.localapi.client import MpsdClient, call
+from mpsd.localapi.snapshot import Desired, GpuStatus, Snapshot
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import clear_fault, set_fault
 from mpsd.sim.mps.switches import set_switch
-from mpsd.snapshot import Desired, GpuStatus, Snapshot
 from tests.lines import next_line
 from tests.waiting import WAIT_S
 

@@ -18,8 +18,8 @@ from deviceplugin.plan.model import Allocation
 from deviceplugin.sim.kubelet import AdmittedPod, StubKubelet
 from deviceplugin.sim.nri import NriRuntime
 from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
-from deviceplugin.status import PluginStatus
-from mpsd.errors import GpufracError
+from deviceplugin.status.status import PluginStatus
+from mpsd.common.errors import GpufracError
 from mpsd.localapi.client import call
 from mpsd.sim.driver import gpu_uuid
 from tests.e2e.mpsdnode import ROOT, MpsdNode, end
@@ -37,8 +37,9 @@ GRACE_S = 1.0
 _RUN = """
 import sys; sys.path.insert(0, {root!r})
 from importlib import import_module
-from deviceplugin import hardlimits, keeper, presence
-from deviceplugin import podpresence as pods
+from deviceplugin.reconcile import hardlimits, keeper
+from deviceplugin.grants import presence
+from deviceplugin.grants import podpresence as pods
 presence.ABSENT_S, presence.ABSENT_AFTER_RESTART_S = {grace}, 3 * {grace}
 pods.GONE_S = {grace}
 keeper.OBSERVE_S, keeper.SETTLE_S = 0.3, 0.1

@@ -11,7 +11,7 @@ from deviceplugin.sim.apiserver import StubApiServer
 from deviceplugin.sim.kubelet import AdmittedPod
 from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import State, write_nvidia_spec
-from deviceplugin.status import PluginStatus
+from deviceplugin.status.status import PluginStatus
 from mpsd.sim.driver import gpu_uuid
 from tests.e2e.pluginnode import PluginNode, kill
 from tests.waiting import WAIT_S

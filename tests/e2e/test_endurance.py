@@ -17,15 +17,15 @@ from pprint import pformat
 
 import pytest
 
-from mpsd import processes
+from mpsd.common import processes
 from mpsd.config.model import GIB
 from mpsd.daemon import process
 from mpsd.daemon.paths import DaemonDirs
 from mpsd.gpu.model import Mode
 from mpsd.host import survival
 from mpsd.host.place import HostPlace
+from mpsd.localapi.snapshot import Desired, GpuStatus
 from mpsd.sim.mps.switches import set_switch
-from mpsd.snapshot import Desired, GpuStatus
 from tests.descriptors import descriptors
 from tests.desired import allocation
 from tests.e2e.mpsdnode import DRIVERS, ROOT, end, first_line, is_ready, mpsd_node, saved_state

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mpsd import processes
+from mpsd.common import processes
+from mpsd.common.errors import ConfigError, ProtocolError
 from mpsd.config.model import GIB
 from mpsd.daemon.namespaces import share_name
-from mpsd.errors import ConfigError, ProtocolError
 from mpsd.gpu.model import ComputeMode, Mode
-from mpsd.snapshot import Desired, DesiredAllocation, GpuStatus
+from mpsd.localapi.snapshot import Desired, DesiredAllocation, GpuStatus
 from tests.desired import allocation
 from tests.desired import bind as binding
 from tests.e2e.mpsdnode import DRIVERS, ROOT, MpsdNode, end, first_line, is_ready, mpsd_node, saved_state

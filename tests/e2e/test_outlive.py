@@ -251,7 +251,7 @@ def test_a_directory_that_is_only_the_pods_is_named(pod: Pod) -> None:
 
 SHARED_MEMORY = """
 import os, subprocess, sys
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 from mpsd.host import launch, sharedmemory
 directory = sys.argv[1] + "/mps/GPU-1/shm"
 def sees(*arguments):

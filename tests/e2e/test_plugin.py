@@ -21,9 +21,9 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.sim.kubelet import AdmittedPod
 from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime import write_nvidia_spec
-from deviceplugin.status import PluginStatus
+from deviceplugin.status.status import PluginStatus
+from mpsd.common.errors import GpufracError
 from mpsd.config.model import GIB, socket_name
-from mpsd.errors import GpufracError
 from mpsd.host.checks import nofile_soft
 from mpsd.sim.driver import gpu_uuid
 from mpsd.sim.gpus import SimulatedBackend
@@ -613,8 +613,8 @@ def test_a_bad_config_stops_the_start_with_every_problem(short_tmp: Path) -> Non
 
 def test_a_copy_of_a_cdi_file_neither_stops_a_container_nor_starts_one(short_tmp: Path) -> None:
     """A copy is noticed when it comes: the looks from time to time are turned off."""
-    never = {"deviceplugin.keeper.GUARD_S": NEVER_S, "deviceplugin.keeper.VERIFY_S": NEVER_S}
-    node = PluginNode(short_tmp, constants={**never, "deviceplugin.specguard.FRESH_S": 0.0})
+    never = {"deviceplugin.reconcile.keeper.GUARD_S": NEVER_S, "deviceplugin.reconcile.keeper.VERIFY_S": NEVER_S}
+    node = PluginNode(short_tmp, constants={**never, "deviceplugin.reconcile.specguard.FRESH_S": 0.0})
     try:
         node.kubelet.start()
         mpsd = node.mpsd.start()

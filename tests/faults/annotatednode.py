@@ -7,11 +7,11 @@ from pathlib import Path
 
 from msgspec import structs
 
-from deviceplugin import metrics
 from deviceplugin.nri.model import Container, ContainerState, Pod
 from deviceplugin.sim.nri import NriError, NriRuntime
 from deviceplugin.sim.runtime import write_nvidia_spec
-from deviceplugin.status import PluginStatus
+from deviceplugin.status import metrics
+from deviceplugin.status.status import PluginStatus
 from mpsd.sim.driver import KUBEPODS, SimulatedDriver, gpu_uuid
 from tests.e2e.pluginnode import PluginNode, kill
 from tests.waiting import WAIT_S

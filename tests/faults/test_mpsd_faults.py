@@ -20,17 +20,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from mpsd import processes
+from mpsd.common import processes
 from mpsd.config.model import GIB, GpuSelection, WedgePolicy
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.dirs import is_linked
 from mpsd.daemon.namespaces import share_name
 from mpsd.daemon.paths import link_directory, mount_directory, namespace_socket
+from mpsd.daemon.state import Saved
 from mpsd.gpu.model import ComputeMode, GpuHealth, Mode
+from mpsd.localapi.snapshot import DaemonState, GpuStatus
 from mpsd.sim.mps.switches import set_switch
-from mpsd.snapshot import DaemonState, GpuStatus
-from mpsd.state import Saved
 from tests.e2e.mpsdnode import first_line, is_ready
 from tests.faults.mpsd.node import (
     LIMIT,

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from deviceplugin import metrics
-from deviceplugin.broker import DAEMON_GRACE_S
-from deviceplugin.hardlimits import VERIFIED_S
+from deviceplugin.grants.broker import DAEMON_GRACE_S
 from deviceplugin.plan.advertise import Advertisement
+from deviceplugin.reconcile.hardlimits import VERIFIED_S
+from deviceplugin.status import metrics
 from mpsd.gpu.model import GpuHealth, Mode
-from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient
+from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import CAN, CANNOT, HOOKED_KIND, info, ready, snapshot, status, uuid
 from tests.world import SHARE, World
 

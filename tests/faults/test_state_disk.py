@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from deviceplugin.attention import attention
-from deviceplugin.ids import device_id
-from deviceplugin.ledger import PROBE_BYTES, Ledger, LedgerError
+from deviceplugin.grants.ledger import PROBE_BYTES, Ledger, LedgerError
+from deviceplugin.plan.ids import device_id
+from deviceplugin.status.attention import attention
 from tests.builders import allocation, uuid
 from tests.world import World
 

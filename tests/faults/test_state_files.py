@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import lastknown
-from deviceplugin.drains import Drains
+from deviceplugin.grants import lastknown
+from deviceplugin.grants.drains import Drains
+from deviceplugin.grants.ledger import Ledger
 from deviceplugin.kubelet import checkpoint
-from deviceplugin.ledger import Ledger
 from deviceplugin.selftest import record
-from mpsd.errors import GpufracError
-from mpsd.state import StateFile
+from mpsd.common.errors import GpufracError
+from mpsd.daemon.state import StateFile
 from tests.desired import bind
 
 MIB = 1 << 20

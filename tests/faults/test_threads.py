@@ -10,21 +10,21 @@ from pathlib import Path
 import pytest
 
 from deviceplugin import app as plugin_app
-from deviceplugin.broker import Broker
-from deviceplugin.keeper import Keeper
+from deviceplugin.grants.broker import Broker
 from deviceplugin.kubelet.session import Session
-from deviceplugin.metricsserver import MetricsServer
+from deviceplugin.reconcile.keeper import Keeper
+from deviceplugin.status.metricsserver import MetricsServer
 from mpsd import app as mpsd_app
-from mpsd import threads
+from mpsd.common import threads
+from mpsd.common.pathhints import PathHints
+from mpsd.common.threads import GuardedThread
 from mpsd.config.load import load_config
 from mpsd.config.watch import ConfigWatcher
 from mpsd.daemon.logs.tail import LogTails
 from mpsd.gpu.prober import Prober
 from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.server import LocalServer
-from mpsd.pathhints import PathHints
 from mpsd.supervision.supervisor import Supervisor
-from mpsd.threads import GuardedThread
 from tests.e2e.pluginnode import RESOURCES, SMALL, PluginNode
 from tests.waiting import WAIT_S
 

@@ -21,10 +21,10 @@ from deviceplugin.annotated.contract import (
     parse_key,
 )
 from deviceplugin.annotated.devices import KINDS, resolve
+from mpsd.common.quantity import MAX_VALUE, QuantityError, parse_quantity
 from mpsd.config.load import ConfigErrors, parse_config
 from mpsd.config.model import NodeConfig
 from mpsd.gpu.model import MIB
-from mpsd.quantity import MAX_VALUE, QuantityError, parse_quantity
 from tests.builders import info, uuid
 
 HEAD = "apiVersion: gpufrac.dev/v1\nkind: NodeConfig\n"

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
 
-from deviceplugin.broker import Broker
-from deviceplugin.drains import Drains
-from deviceplugin.hardlimits import VERIFIED_S
-from deviceplugin.ledger import Ledger
+from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.drains import Drains
+from deviceplugin.grants.ledger import Ledger
+from deviceplugin.grants.presence import Holder, Observation
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.start import start_objection
-from deviceplugin.presence import Holder, Observation
+from deviceplugin.reconcile.hardlimits import VERIFIED_S
+from mpsd.common.processes import PodProcess
 from mpsd.config.model import (
     GIB,
     AnnotationsConfig,
@@ -31,8 +32,7 @@ from mpsd.config.model import (
     TrustPolicy,
 )
 from mpsd.gpu.model import GpuHealth, Mode
-from mpsd.processes import PodProcess
-from mpsd.snapshot import DaemonState, DaemonStatus, GpuClient, HardLimits
+from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuClient, HardLimits
 from tests.builders import (
     CAN,
     CANNOT,

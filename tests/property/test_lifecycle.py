@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mpsd.config.model import WedgePolicy
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon.lifecycle import Effect, Lifecycle, Policy
-from mpsd.snapshot import DaemonState as State
+from mpsd.localapi.snapshot import DaemonState as State
 
 REASON = "because"
 

@@ -26,14 +26,14 @@ from google.protobuf.message import Message
 
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri import codec
-from deviceplugin.nri.agenda import MAX_ENTRIES, Agenda, Entry
 from deviceplugin.nri.dialogue import PLUGIN_SERVICE, Dialogue, perform
 from deviceplugin.nri.endpoint import Endpoint
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Mount, Pod, Refused, Runtime
+from deviceplugin.nri.requests import MAX_ENTRIES, Entry, RequestQueue
 from deviceplugin.nri.session import NriSession, NriState
 from deviceplugin.nri.ttrpc import Answer, Request, encode_answer, encode_request
 from deviceplugin.sim.nri import NriRuntime
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 from tests.waiting import WAIT_S, until
 
 FRAMES = 20_000
@@ -255,7 +255,7 @@ class Core:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._agenda = Agenda()
+        self._queue = RequestQueue()
         self._front_end = FrontEnd(self._rng)
         self._running: Entry | None = None
         self._now_s = 0.0
@@ -268,7 +268,7 @@ class Core:
         self._links += 1
         self._endpoint = Endpoint(serves=1, calls=2)
         self._peer = Endpoint(serves=2, calls=1)
-        self._dialogue = Dialogue(self._links, self._agenda, self._front_end, ANSWER_S)
+        self._dialogue = Dialogue(self._links, self._queue, self._front_end, ANSWER_S)
         self._due: Counter[int] = Counter()
         self._peer.feed(self._endpoint.request("r", "RegisterPlugin", b"")[1])
         reason = "the end"
@@ -283,7 +283,7 @@ class Core:
                 self._overdue()
             assert not +self._due, f"never answered: {self._due}"
         self.ends[reason] += 1
-        self._agenda.drop(self._links, reason, ANSWER_S)
+        self._queue.drop(self._links, reason, ANSWER_S)
 
     def _take(self, piece: bytes) -> None:
         received = self._endpoint.feed(piece)
@@ -299,7 +299,7 @@ class Core:
         self._overdue()
         for decoder in self._endpoint._frames.values():
             assert len(decoder._buffer) <= LIMIT_BYTES
-        assert len(self._agenda._waiting) <= MAX_ENTRIES
+        assert len(self._queue._waiting) <= MAX_ENTRIES
 
     def _overdue(self) -> None:
         for answer in self._dialogue.overdue(self._now_s):
@@ -308,11 +308,11 @@ class Core:
     def _work(self) -> None:
         """The worker begins something, or is over with it, or hangs."""
         if self._running is None:
-            self._running = self._agenda.begin(self._now_s)
+            self._running = self._queue.begin(self._now_s)
         if self._running is not None and self._rng.random() < 0.8:
             entry, self._running = self._running, None
             answer = perform(entry, self._front_end)
-            if self._agenda.finish(self._now_s):
+            if self._queue.finish(self._now_s):
                 self._check(self._endpoint.answer(answer))
 
     def _check(self, sent: bytes, *, solicited: bool = True) -> None:
@@ -483,7 +483,7 @@ def main(duration_s: float) -> int:
         sockets.close()
     print(f"seed {seed}, {time.monotonic() - begun_s:.0f} s")
     print(f"{conversations} conversations, {breaker.frames} frames, {sockets.links} links over sockets")
-    print(f"{core.requests} requests understood, {core.answers} answers, {core._agenda.late} without the front end")
+    print(f"{core.requests} requests understood, {core.answers} answers, {core._queue.late} without the front end")
     print(f"session: {state.registrations} registrations, {state.late} late answers")
     print("links ended by:", ", ".join(f"{reason} {count}" for reason, count in core.ends.most_common()))
     print(f"unexpected exceptions: {unexpected}")

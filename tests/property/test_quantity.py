@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.quantity import MAX_VALUE, QuantityError, format_bytes, parse_bytes, parse_count, parse_quantity
+from mpsd.common.quantity import MAX_VALUE, QuantityError, format_bytes, parse_bytes, parse_count, parse_quantity
 
 SUFFIXES = {
     "n": Fraction(1, 10**9),

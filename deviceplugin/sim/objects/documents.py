@@ -10,7 +10,7 @@ import yaml
 
 from deviceplugin.sim.objects import mistaken
 from deviceplugin.sim.objects.model import ManifestError
-from mpsd.quantity import quoted
+from mpsd.common.quantity import quoted
 
 _MAX_DEPTH, _MAX_VALUES = 64, 200_000
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

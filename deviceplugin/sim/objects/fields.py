@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from deviceplugin.sim.objects.model import RefusedError
-from mpsd.quantity import quoted
+from mpsd.common.quantity import quoted
 
 
 class Field:

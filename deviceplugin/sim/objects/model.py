@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deviceplugin.sim.pods import PodSpec
-from mpsd.errors import ConfigError
+from mpsd.common.errors import ConfigError
 
 MAX_PODS = 1000
 """Pods of one run. A real kubelet takes 110 by default."""

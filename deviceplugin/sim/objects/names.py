@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from mpsd.quantity import quoted
+from mpsd.common.quantity import quoted
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

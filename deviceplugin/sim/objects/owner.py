@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from deviceplugin.sim.objects.fields import Field, short
 from deviceplugin.sim.objects.model import Note, RefusedError
 from deviceplugin.sim.objects.names import LABEL, LABEL_RULE, SUBDOMAIN, SUBDOMAIN_RULE
-from mpsd.quantity import quoted
+from mpsd.common.quantity import quoted
 
 _SAFE = "bcdfghjklmnpqrstvwxz2456789"
 """The characters of generated names (k8s.io/apimachinery util/rand)."""

@@ -6,7 +6,7 @@ be misled.
 
 from collections.abc import Sequence
 
-from deviceplugin import isolation
+from deviceplugin.plan import isolation
 from deviceplugin.sim.annotations import SCHEDULER
 from deviceplugin.sim.objects import strict
 from deviceplugin.sim.objects.fields import Field, kind_of
@@ -23,7 +23,7 @@ from deviceplugin.sim.pods import (
     field_value,
     is_extended_resource,
 )
-from mpsd.quantity import API_FORMAT_ERROR, API_SUFFIX_ERROR, QuantityError, parse_count, parse_quantity, quoted
+from mpsd.common.quantity import API_FORMAT_ERROR, API_SUFFIX_ERROR, QuantityError, parse_count, parse_quantity, quoted
 
 _STANDARD_RESOURCES = frozenset(("cpu", "memory", "ephemeral-storage"))
 _RESTART_POLICIES = ("Always", "OnFailure", "Never")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from deviceplugin.sim.objects.fields import Field
-from mpsd.quantity import quoted
+from mpsd.common.quantity import quoted
 
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Literal, ParamSpec
 
+from mpsd.common.log import get_logger
+from mpsd.common.threads import GuardedThread
 from mpsd.daemon.logs.flood import FloodGate
 from mpsd.daemon.logs.follow import Item, LogFile, Note
 from mpsd.daemon.logs.parse import (
@@ -27,8 +29,6 @@ from mpsd.daemon.logs.parse import (
     parse_line,
     severity,
 )
-from mpsd.log import get_logger
-from mpsd.threads import GuardedThread
 
 log = get_logger("daemon")
 

@@ -21,7 +21,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mpsd import processes
+from mpsd.common import processes
+from mpsd.common.log import get_logger
 from mpsd.config.model import (
     GIB,
     Enforcement,
@@ -42,17 +43,16 @@ from mpsd.daemon.logs.parse import Severity
 from mpsd.daemon.logs.tail import LogTails
 from mpsd.daemon.namespaces import share_name
 from mpsd.daemon.paths import DaemonDirs, daemon_dirs, mount_directory
+from mpsd.daemon.state import StateFile
 from mpsd.gpu import prober as probing
 from mpsd.gpu.health import Policy as HealthPolicy
 from mpsd.gpu.model import Mode
 from mpsd.gpu.prober import Prober
-from mpsd.log import get_logger
+from mpsd.localapi.snapshot import DaemonState, DaemonStatus, Desired, DesiredAllocation, GpuStatus, Snapshot
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.gpus import SimulatedBackend
 from mpsd.sim.mps.faults import clear_fault, set_fault
 from mpsd.sim.mps.install import install_emulator
-from mpsd.snapshot import DaemonState, DaemonStatus, Desired, DesiredAllocation, GpuStatus, Snapshot
-from mpsd.state import StateFile
 from mpsd.supervision import mode as modes
 from mpsd.supervision import supervisor as supervision
 from mpsd.supervision.supervisor import Supervisor

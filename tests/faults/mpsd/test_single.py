@@ -13,8 +13,8 @@ import pytest
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.daemon import process
 from mpsd.gpu.model import GpuHealth, Mode
+from mpsd.localapi.snapshot import DaemonState, GpuClients, GpuStatus, Outcome
 from mpsd.sim.driver import SimulatedDriver
-from mpsd.snapshot import DaemonState, GpuClients, GpuStatus, Outcome
 from mpsd.supervision.terminate import Terminator
 from tests.desired import allocation
 from tests.e2e.mpsdnode import DRIVERS, first_line, is_ready

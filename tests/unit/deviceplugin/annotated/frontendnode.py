@@ -11,6 +11,7 @@ from deviceplugin.annotated.frontend import AnnotatedFrontend
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Refused, Runtime
 from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.start import Grant
+from mpsd.common.errors import GpufracError
 from mpsd.config.model import (
     AnnotationsConfig,
     Enforcement,
@@ -19,8 +20,7 @@ from mpsd.config.model import (
     ShortfallPolicy,
     TrustPolicy,
 )
-from mpsd.errors import GpufracError
-from mpsd.snapshot import LimitReading
+from mpsd.localapi.snapshot import LimitReading
 from tests.builders import CAN, CANNOT, HOOKED_KIND, ready, uuid
 from tests.world import World
 

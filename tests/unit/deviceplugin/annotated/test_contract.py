@@ -15,7 +15,7 @@ from deviceplugin.annotated.contract import (
     ask_of,
     parse_key,
 )
-from mpsd.errors import GpufracError
+from mpsd.common.errors import GpufracError
 from mpsd.gpu.model import MIB, Mode
 
 PREFIX = "nvidia.com/container."
@@ -460,7 +460,7 @@ def test_devices(text: str, entries: tuple[str, ...]) -> None:
     assert ask({LIMIT: "1Gi", DEVICES: text}).devices == entries
 
 
-def test_a_container_without_devices_can_be_told() -> None:
+def test_a_container_without_devices_can_be_reporter() -> None:
     assert ask({LIMIT: "1Gi"}).devices == ()
 
 

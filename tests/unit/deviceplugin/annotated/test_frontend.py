@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from deviceplugin import render
 from deviceplugin.annotated import absence
 from deviceplugin.annotated.absence import NOTICE_S, STOP_EVERY_S
 from deviceplugin.annotated.frontend import FRESH_S, reference
 from deviceplugin.annotated.status import TO_DO
-from deviceplugin.attention import attention
 from deviceplugin.cli.node import missing_shares
+from deviceplugin.grants.podpresence import GONE_S
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod, Runtime
+from deviceplugin.plan import render
 from deviceplugin.plan.model import Refusal
 from deviceplugin.plan.view import FOR_ANNOTATED, RESERVED, SET_ASIDE
-from deviceplugin.podpresence import GONE_S
+from deviceplugin.status.attention import attention
 from mpsd.config.model import (
     AwayPolicy,
     Enforcement,
@@ -24,7 +24,7 @@ from mpsd.config.model import (
     TrustPolicy,
 )
 from mpsd.gpu.model import Mode
-from mpsd.snapshot import GpuClient, LimitReading
+from mpsd.localapi.snapshot import GpuClient, LimitReading
 from tests.builders import CANNOT, HOOKED_KIND, config, fixed, resource, uuid
 from tests.unit.deviceplugin.annotated.frontendnode import (
     GIB,
@@ -821,7 +821,7 @@ def test_a_container_of_ours_is_known_by_what_it_mounts(tmp_path: Path) -> None:
     assert node.broker.allocations()[0].key == key
 
 
-def test_a_container_with_other_values_than_its_annotations_is_told(node: Node) -> None:
+def test_a_container_with_other_values_than_its_annotations_is_reporter(node: Node) -> None:
     key = "0123456789abcdef0123"
     away(
         node, f"GPUFRAC_ALLOCATION={key}", f"GPUFRAC_MEMORY_LIMIT_BYTES={9 << 40}", "GPUFRAC_COMPUTE_MODE=time-slicing"
@@ -915,7 +915,7 @@ def test_notice_is_given_before_a_stop_however_late_it_is_known_that_there_will_
     assert node.said.stopped == ["id-main"]
 
 
-def test_one_that_cant_be_stopped_is_tried_again_and_told(tmp_path: Path) -> None:
+def test_one_that_cant_be_stopped_is_tried_again_and_reporter(tmp_path: Path) -> None:
     node = stopping(tmp_path)
     node.said.restart_policies["uid-p"] = "Always"
     node.said.stop_error = "no such socket"

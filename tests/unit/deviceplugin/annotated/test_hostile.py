@@ -8,15 +8,15 @@ from msgspec import structs
 
 from cdi.errors import SpecFileError
 from deviceplugin.annotated.frontend import FRESH_S
-from deviceplugin.hardlimits import MarkedCgroup
-from deviceplugin.ids import device_id
+from deviceplugin.grants.podpresence import GONE_S
 from deviceplugin.nri.model import ContainerState, Pod, Refused, Runtime
-from deviceplugin.podpresence import GONE_S
-from deviceplugin.status import PluginStatus
+from deviceplugin.plan.ids import device_id
+from deviceplugin.reconcile.hardlimits import MarkedCgroup
+from deviceplugin.status.status import PluginStatus
+from mpsd.common.processes import PodProcess
 from mpsd.config.model import Enforcement, TrustPolicy
 from mpsd.gpu.model import Mode
-from mpsd.processes import PodProcess
-from mpsd.snapshot import GpuClient
+from mpsd.localapi.snapshot import GpuClient
 from tests.builders import config, fixed, ready, resource, uuid
 from tests.unit.deviceplugin.annotated.frontendnode import (
     GIB,

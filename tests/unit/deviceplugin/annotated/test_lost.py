@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin import cri
 from deviceplugin.annotated.frontend import COMPARE_S
 from deviceplugin.annotated.status import STARTED_ALONE
+from deviceplugin.kubelet import cri
 from deviceplugin.nri.model import Container, ContainerState, Pod
 from deviceplugin.sim.cri import CriServer
-from mpsd.errors import TransientError
-from mpsd.processes import PodProcess
+from mpsd.common.errors import TransientError
+from mpsd.common.processes import PodProcess
 from tests.unit.deviceplugin.annotated.frontendnode import PREFIX, Node, container, env_of, keys, pod
 
 ASK = pod(keys(limit="8Gi"))
@@ -63,7 +63,7 @@ def test_containers_without_annotations_are_no_business_of_ours(node: Node) -> N
     assert node.holds_nothing()
 
 
-def test_that_nothing_can_be_compared_is_told(node: Node) -> None:
+def test_that_nothing_can_be_compared_is_reporter(node: Node) -> None:
     node.listed = TransientError("cannot connect")
     node.now_s += COMPARE_S
     node.frontend.tend()

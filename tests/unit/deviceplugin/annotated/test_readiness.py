@@ -7,7 +7,7 @@ from deviceplugin.annotated.frontend import FrontendReport
 from deviceplugin.annotated.readiness import readiness
 from deviceplugin.plan.model import HardAbility
 from mpsd.config.model import AnnotationsConfig, Enforcement, GpuSelection
-from mpsd.snapshot import HardLimits
+from mpsd.localapi.snapshot import HardLimits
 from tests.builders import CAN, HARD, NOT_HARD
 
 KNOWN = FrontendReport(synchronized=True)

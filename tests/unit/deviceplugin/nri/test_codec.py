@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri import codec
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 
 M = TypeVar("M", pb.PodSandbox, pb.Container, pb.ContainerAdjustment)
 text = st.text(max_size=8)

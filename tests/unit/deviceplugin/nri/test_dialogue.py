@@ -6,11 +6,11 @@ import pytest
 
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri import codec, dialogue
-from deviceplugin.nri.agenda import Agenda
 from deviceplugin.nri.dialogue import PLUGIN_SERVICE, Dialogue, perform
 from deviceplugin.nri.model import Adjustment, Refused
+from deviceplugin.nri.requests import RequestQueue
 from deviceplugin.nri.ttrpc import Answer, Code, Request
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 from tests.unit.deviceplugin.nri.peers import (
     Recorder,
     configure,
@@ -27,8 +27,8 @@ class Talk:
     """A dialogue with a front end that is told when the test says so."""
 
     def __init__(self, *, configured: bool = True, request_timeout_ms: int = 2000, answer_s: float = 1.2) -> None:
-        self.agenda, self.handler = Agenda(), Recorder()
-        self.dialogue = Dialogue(1, self.agenda, self.handler, answer_s)
+        self.queue, self.handler = RequestQueue(), Recorder()
+        self.dialogue = Dialogue(1, self.queue, self.handler, answer_s)
         self.stream = -1
         if configured:
             self.ask("Configure", configure(request_timeout_ms))
@@ -48,10 +48,10 @@ class Talk:
 
     def work(self, now_s: float = 0.0) -> Answer | None:
         """The next thing is told; its answer where one is still wanted."""
-        entry = self.agenda.begin(now_s)
+        entry = self.queue.begin(now_s)
         assert entry is not None
         answer = perform(entry, self.handler)
-        return answer if self.agenda.finish(now_s) else None
+        return answer if self.queue.finish(now_s) else None
 
     def told(self, method: str, payload: bytes) -> tuple[Answer | None, tuple[str, tuple[Any, ...]]]:
         assert self.ask(method, payload) is None
@@ -71,7 +71,7 @@ def test_configure_is_answered_at_once_with_the_events_that_we_need() -> None:
 def test_a_second_configure_is_not_told() -> None:
     talk = Talk()
     assert talk.ask("Configure", configure(1000)) == Answer(3, b"\x10\xaf\x08")
-    assert talk.agenda.begin(0.0) is None
+    assert talk.queue.begin(0.0) is None
     assert talk.dialogue.budget_s == pytest.approx(0.6)
 
 
@@ -148,7 +148,7 @@ def test_events_before_configure_are_refused() -> None:
         answer = talk.ask(method, state_change(pb.RUN_POD_SANDBOX) if method == "StateChange" else b"")
         assert answer is not None
         assert answer.code == Code.FAILED_PRECONDITION
-    assert talk.agenda.begin(0.0) is None
+    assert talk.queue.begin(0.0) is None
 
 
 def test_what_we_did_not_ask_for_is_answered_with_nothing() -> None:
@@ -158,7 +158,7 @@ def test_what_we_did_not_ask_for_is_answered_with_nothing() -> None:
     for event in (pb.POST_START_CONTAINER, pb.CREATE_CONTAINER, pb.UNKNOWN):
         assert talk.ask("StateChange", state_change(event)) == Answer(talk.stream)
     assert talk.ask("StateChange", b"\x08\xe7\x07") == Answer(talk.stream)
-    assert talk.agenda.begin(0.0) is None
+    assert talk.queue.begin(0.0) is None
 
 
 def test_what_we_do_not_know_is_unimplemented() -> None:
@@ -207,7 +207,7 @@ def test_an_adjustment_that_can_not_be_encoded_is_a_fault_too() -> None:
 def test_a_late_decision_is_a_refusal_and_a_late_event_is_none() -> None:
     talk = Talk()
     assert talk.ask("RunPodSandbox", created(1), now_s=10.0) is None
-    assert talk.agenda.begin(10.0) is not None
+    assert talk.queue.begin(10.0) is not None
     assert talk.ask("CreateContainer", created(2), now_s=10.5) is None
     assert talk.dialogue.overdue(11.0) == []
     assert talk.dialogue.overdue(11.25) == [Answer(3)]
@@ -219,8 +219,8 @@ def test_a_late_decision_is_a_refusal_and_a_late_event_is_none() -> None:
     stuck = [talk.ask(method, created(3), now_s=12.0) for method in ("StartContainer", "StopPodSandbox")]
     assert [answer.code for answer in stuck if answer] == [9, 0]
     assert talk.ask("Synchronize", synchronize([1]), now_s=12.0) == Answer(talk.stream)
-    assert talk.agenda.late == 5
-    assert not talk.agenda.finish(13.0)
+    assert talk.queue.late == 5
+    assert not talk.queue.finish(13.0)
     told = [talk.work(13.0), talk.work(13.0)]
     assert told == [None, None]
     assert [name for name, _ in (talk.handler.next(), talk.handler.next())] == ["stop_pod", "synchronize"]
@@ -232,7 +232,7 @@ def test_what_does_not_concern_us_is_answered_at_once_and_not_told() -> None:
     for method in ("CreateContainer", "StartContainer"):
         assert talk.ask(method, created(1)) == Answer(talk.stream)
     assert talk.ask("StateChange", state_change(pb.START_CONTAINER, 1)) == Answer(talk.stream)
-    assert talk.agenda.begin(0.0) is None
+    assert talk.queue.begin(0.0) is None
     _, (name, _) = talk.told("RemoveContainer", created(1))
     assert name == "remove_container", "events are told all the same"
     assert talk.ask("CreateContainer", created(2)) is None
@@ -249,10 +249,10 @@ def test_a_fault_in_saying_so_counts_as_concern(caplog: pytest.LogCaptureFixture
 def test_the_patience_that_a_request_tells_counts() -> None:
     talk = Talk()
     assert talk.ask("Synchronize", synchronize([1]), now_s=0.0, timeout_s=0.5) is None
-    assert talk.agenda.due_s() == pytest.approx(0.3)
+    assert talk.queue.due_s() == pytest.approx(0.3)
     assert talk.ask("StartContainer", created(), now_s=0.0, timeout_s=100) is None
     talk.work()
-    assert talk.agenda.due_s() == pytest.approx(1.2)
+    assert talk.queue.due_s() == pytest.approx(1.2)
 
 
 def test_missing_pods_and_containers_do_no_harm() -> None:
@@ -266,8 +266,8 @@ def test_missing_pods_and_containers_do_no_harm() -> None:
 
 def test_the_end_is_told_once() -> None:
     talk = Talk()
-    talk.agenda.drop(1, "it broke", 1.2)
-    talk.agenda.drop(1, "again", 1.2)
+    talk.queue.drop(1, "it broke", 1.2)
+    talk.queue.drop(1, "again", 1.2)
     talk.work()
     assert talk.handler.next() == ("disconnected", ("it broke",))
-    assert talk.agenda.begin(0.0) is None
+    assert talk.queue.begin(0.0) is None

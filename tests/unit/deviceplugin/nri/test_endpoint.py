@@ -4,7 +4,7 @@ import pytest
 
 from deviceplugin.nri.endpoint import Endpoint, Received
 from deviceplugin.nri.ttrpc import Answer, Code, Request
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 from tests.unit.deviceplugin.nri.peers import chunk, whole_frame
 
 CALL = b"\x0a\x01s\x12\x01m"

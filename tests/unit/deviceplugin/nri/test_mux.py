@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deviceplugin.nri import mux
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 from tests.unit.deviceplugin.nri.peers import chunk
 
 

@@ -14,7 +14,7 @@ from deviceplugin.nri.link import Link
 from deviceplugin.nri.model import Refused
 from deviceplugin.nri.session import NriSession, NriState
 from deviceplugin.nri.ttrpc import Answer
-from mpsd.errors import ConfigError
+from mpsd.common.errors import ConfigError
 from tests.unit.deviceplugin.nri.peers import (
     RawLink,
     RawRuntime,

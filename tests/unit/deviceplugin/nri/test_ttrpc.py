@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from deviceplugin.nri import ttrpc
 from deviceplugin.nri.ttrpc import Answer, Code, Frame, FrameDecoder, FrameKind, Request
-from mpsd.errors import ProtocolError
+from mpsd.common.errors import ProtocolError
 from tests.unit.deviceplugin.nri.peers import whole_frame
 
 # Spelled by hand from the reference: length, stream, kind, flags; then protobuf field by field.

@@ -18,7 +18,7 @@ from deviceplugin.kubelet.podresources import PodResourcesClient, PodResourcesEr
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, PodError, StubKubelet
 from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime import State
-from mpsd.errors import GpufracError
+from mpsd.common.errors import GpufracError
 from tests.unit.deviceplugin.sim.tinyplugin import RESOURCE, TinyPlugin, socket_inode
 from tests.waiting import WAIT_S
 

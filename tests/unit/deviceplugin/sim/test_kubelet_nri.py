@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.cri import stop_container
 from deviceplugin.kubelet import checkpoint as plugin_checkpoint
+from deviceplugin.kubelet.cri import stop_container
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.nri.model import Adjustment, ContainerState
 from deviceplugin.sim.devicemanager import Held

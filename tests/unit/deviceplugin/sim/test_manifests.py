@@ -22,7 +22,7 @@ from deviceplugin.sim.manifests import (
     parse_manifests,
 )
 from deviceplugin.sim.pods import FieldRef, PodSpec, Role
-from mpsd.quantity import quoted
+from mpsd.common.quantity import quoted
 
 RESOURCE = "gpufrac.dev/gpu-8gi"
 

@@ -12,6 +12,7 @@ from deviceplugin.sim.kubelet import AdmittedPod, Phase
 from deviceplugin.sim.node import NodeError, SimulatedNode, default_config, node_config, takes_cdi
 from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import Container, Edits, State
+from mpsd.common.errors import ConfigError
 from mpsd.config.load import parse_config
 from mpsd.config.model import (
     GIB,
@@ -27,7 +28,6 @@ from mpsd.config.model import (
     SimulatedGpu,
     TrustPolicy,
 )
-from mpsd.errors import ConfigError
 from tests import builders
 
 DIRECTORY = "/tmp/gf-test"

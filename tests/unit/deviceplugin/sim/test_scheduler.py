@@ -16,7 +16,7 @@ from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import write_nvidia_spec
 from deviceplugin.sim.schedule import DeniedError
 from deviceplugin.sim.scheduler import Scheduler, check, denials
-from mpsd.errors import ConfigError
+from mpsd.common.errors import ConfigError
 from tests.unit.deviceplugin.sim.scriptednri import ScriptedNri
 
 GPUS = ["GPU-0", "GPU-1"]

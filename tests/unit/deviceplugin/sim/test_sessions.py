@@ -11,9 +11,9 @@ from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.session import Session, SessionState
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.sim.kubelet import StubKubelet
-from deviceplugin.socketfile import SocketFile
-from mpsd import threads
-from mpsd.errors import TransientError
+from mpsd.common import threads
+from mpsd.common.errors import TransientError
+from mpsd.common.socketfile import SocketFile
 from tests.builders import config, fixed, resource
 from tests.waiting import until
 from tests.world import World

@@ -5,10 +5,10 @@ import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 
+from mpsd.common.errors import GpufracError
 from mpsd.daemon import protocol3
 from mpsd.daemon.control import CommandFailedError, ControlClient
 from mpsd.daemon.paths import DaemonDirs, namespace_socket
-from mpsd.errors import GpufracError
 
 
 class Scripted:

@@ -7,7 +7,7 @@ from tests.waiting import WAIT_S
 
 AS_FIRST_PROCESS = """
 import ctypes, os, subprocess
-from mpsd import processes
+from mpsd.common import processes
 from mpsd.daemon import children, process
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans below are ours, as those of PID 1
 children.inherits = lambda: True

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.common.errors import ProtocolError, TransientError
 from mpsd.config.model import MpsConfig
 from mpsd.daemon.control import CommandFailedError, FrontEnd
 from mpsd.daemon.paths import DaemonDirs, daemon_dirs
-from mpsd.errors import ProtocolError, TransientError
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 import pytest
 
+from mpsd.common.errors import GpufracError, ProtocolError, TransientError
 from mpsd.config.model import GIB, MpsConfig
 from mpsd.daemon.controller import NotAClientError
 from mpsd.daemon.controller2 import Controller2
 from mpsd.daemon.paths import daemon_dirs
-from mpsd.errors import GpufracError, ProtocolError, TransientError
-from mpsd.plan import DaemonSpec
+from mpsd.daemon.plan import DaemonSpec
 from tests.unit.mpsd.daemon.fakes import Scripted, refusal
 
 SPEC = DaemonSpec("pair0", ("GPU-a", "GPU-b"), 2, 8 * GIB, daemon_dirs(MpsConfig(), "pair0"), ())

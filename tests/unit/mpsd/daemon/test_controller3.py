@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.common.errors import ProtocolError, TransientError
 from mpsd.config.model import GIB, MpsConfig, NamespaceMount
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import protocol3
@@ -16,8 +17,7 @@ from mpsd.daemon.controller import Configured, NotAClientError
 from mpsd.daemon.controller3 import Controller3
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import MAIN, DaemonDirs, daemon_dirs, link_directory, mount_directory, namespace_socket
-from mpsd.errors import ProtocolError, TransientError
-from mpsd.plan import DaemonSpec
+from mpsd.daemon.plan import DaemonSpec
 from tests.unit.mpsd.daemon.fakes import Daemon3, refusal
 
 A, B = Namespace("a", 8 * GIB, 25), Namespace("b", 4 * GIB)

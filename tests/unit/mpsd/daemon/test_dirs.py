@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.common.errors import TransientError
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import dirs as directories
 from mpsd.daemon.paths import MAIN, DaemonDirs, daemon_dirs, link_directory, namespace_directory, namespace_socket
-from mpsd.errors import TransientError
 
 
 @pytest.fixture

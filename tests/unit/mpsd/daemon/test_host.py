@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mpsd import processes
+from mpsd.common import processes
+from mpsd.common.errors import ConfigError, TransientError
 from mpsd.config.model import GIB, MpsConfig
 from mpsd.daemon import adopt, process
 from mpsd.daemon import dirs as directories
@@ -20,9 +21,8 @@ from mpsd.daemon.controller import MpsClients
 from mpsd.daemon.host import ForeignDaemonError, LocalHost, ProtocolChoice
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import DaemonDirs, daemon_dirs
-from mpsd.errors import ConfigError, TransientError
-from mpsd.plan import DAEMON_MARKER, DaemonSpec
-from mpsd.state import StateFile
+from mpsd.daemon.plan import DAEMON_MARKER, DaemonSpec
+from mpsd.daemon.state import StateFile
 from tests.unit.mpsd.daemon.fakes import Scripted
 from tests.waiting import WAIT_S
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from mpsd import processes
+from mpsd.common import processes
+from mpsd.common.errors import TransientError
 from mpsd.config.model import GIB, MpsConfig, NamespaceMount
 from mpsd.daemon.host import LocalHost, ProtocolChoice
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import daemon_dirs, mount_directory
-from mpsd.errors import TransientError
-from mpsd.plan import DAEMON_MARKER, DaemonSpec
+from mpsd.daemon.plan import DAEMON_MARKER, DaemonSpec
+from mpsd.daemon.state import StateFile
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import set_fault
 from mpsd.sim.mps.switches import set_switch
-from mpsd.state import StateFile
 from tests.contract.mps import ClientProcess, alive, emulator
 from tests.waiting import until
 

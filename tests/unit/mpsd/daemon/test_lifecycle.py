@@ -33,7 +33,7 @@ from mpsd.daemon.lifecycle import (
     backoff_s,
     step,
 )
-from mpsd.snapshot import DaemonState
+from mpsd.localapi.snapshot import DaemonState
 
 POLICY = Policy()
 REASON = "because"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.common.errors import ProtocolError, TransientError
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.paths import DaemonDirs, daemon_dirs
-from mpsd.errors import ProtocolError, TransientError
 from tests.waiting import WAIT_S
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin"}

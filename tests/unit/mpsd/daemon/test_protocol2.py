@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpsd.common.errors import ProtocolError
 from mpsd.daemon import protocol2
-from mpsd.errors import ProtocolError
 from mpsd.gpu.model import MIB
 
 GIB = 1024 * MIB

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpsd.common.errors import ProtocolError
 from mpsd.daemon import protocol3
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.protocol3 import NamespaceRow
-from mpsd.errors import ProtocolError
 from mpsd.gpu.model import MIB
 
 GIB = 1024 * MIB

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from mpsd.errors import GpufracError
+from mpsd.common.errors import GpufracError
 from mpsd.gpu.backend import GpuBackend, GpuError, MemoryLimits, XidEvent
 from mpsd.gpu.health import Policy
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory

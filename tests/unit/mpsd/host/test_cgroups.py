@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 from mpsd.host import cgroups
 from mpsd.host.mountinfo import Mount, parse
 

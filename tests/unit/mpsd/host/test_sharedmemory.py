@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 from mpsd.host import sharedmemory
 
 

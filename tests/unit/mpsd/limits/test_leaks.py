@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
 from mpsd.gpu.backend import MemoryLimits
 from mpsd.gpu.model import MIB
 from mpsd.limits import leaks

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpsd.errors import ConfigError, GpufracError, NotReachableError, ProtocolError, TransientError
+from mpsd.common.errors import ConfigError, GpufracError, NotReachableError, ProtocolError, TransientError
 from mpsd.localapi import seats, wire
 from mpsd.localapi import server as server_module
 from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.server import LocalServer
-from mpsd.snapshot import Desired, GpuClient, GpuClients, Snapshot
+from mpsd.localapi.snapshot import Desired, GpuClient, GpuClients, Snapshot
 from tests.desired import allocation
 from tests.waiting import NEVER_S, WAIT_S, until
 
@@ -350,7 +350,7 @@ def test_who_finds_no_thread_is_told_so(path: str, monkeypatch: pytest.MonkeyPat
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as limit:
-        limit.setattr("mpsd.threads.threading.Thread.start", refuse)
+        limit.setattr("mpsd.common.threads.threading.Thread.start", refuse)
         with pytest.raises(TransientError, match="can't start new thread: raise the limit"):
             call(path, "status", None, dict[str, int])
     assert call(path, "status", None, dict[str, int])
@@ -514,7 +514,7 @@ def test_only_one_of_two_that_start_at_once_serves(path: str) -> None:
     code = (
         "import sys\n"
         "from mpsd.localapi.server import LocalServer\n"
-        "from mpsd.errors import GpufracError\n"
+        "from mpsd.common.errors import GpufracError\n"
         "sys.stdin.readline()\n"
         "server = LocalServer(sys.argv[1], {})\n"
         "try: server.start(); print('serving', flush=True); sys.stdin.readline(); server.close()\n"
@@ -574,6 +574,6 @@ def test_a_server_that_hangs_goes_away_or_talks_nonsense(path: str) -> None:
 
 
 def test_imports_stay_light() -> None:
-    code = "import sys, mpsd.localapi.client, mpsd.localapi.server, mpsd.processes; print(*sys.modules)"
+    code = "import sys, mpsd.localapi.client, mpsd.localapi.server, mpsd.common.processes; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"asyncio", "socketserver", "pynvml", "grpc", "yaml", "click", "http"} & set(loaded)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.errors import ConfigError, GpufracError, NotReachableError, ProtocolError, TransientError
+from mpsd.common.errors import ConfigError, GpufracError, NotReachableError, ProtocolError, TransientError
 from mpsd.localapi import wire
-from mpsd.snapshot import Desired
+from mpsd.localapi.snapshot import Desired
 from tests.desired import allocation
 
 JSON = st.recursive(

@@ -5,14 +5,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
+from mpsd.common.errors import GpufracError, TransientError
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured, MpsClients, NotAClientError
 from mpsd.daemon.host import DaemonHost, ProtocolChoice, Running
 from mpsd.daemon.paths import MAIN
-from mpsd.errors import GpufracError, TransientError
+from mpsd.daemon.plan import DaemonSpec
 from mpsd.gpu.backend import GpuBackend, MemoryLimits, NoLimitError, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
-from mpsd.plan import DaemonSpec
 from tests.waiting import WAIT_S
 
 

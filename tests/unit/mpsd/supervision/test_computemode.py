@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.errors import TransientError
+from mpsd.common.errors import TransientError
+from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuError, GpuNotSupportedError
 from mpsd.gpu.model import ComputeMode, Mode
-from mpsd.state import StateFile
 from mpsd.supervision.computemode import Hold, fits, hold_for, hold_mode
 from tests.unit.mpsd.supervision.fakes import FakeBackend
 

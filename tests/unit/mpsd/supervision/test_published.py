@@ -1,6 +1,6 @@
 import threading
 
-from mpsd.snapshot import Snapshot
+from mpsd.localapi.snapshot import Snapshot
 from mpsd.supervision.published import Published
 from tests.waiting import WAIT_S
 

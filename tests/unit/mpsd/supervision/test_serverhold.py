@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.common.errors import TransientError
 from mpsd.daemon.logs.parse import ServerExited
-from mpsd.errors import TransientError
 from mpsd.gpu.model import ComputeMode, Mode
-from mpsd.snapshot import DaemonState, GpuStatus
+from mpsd.localapi.snapshot import DaemonState, GpuStatus
 from mpsd.supervision import serverhold
 from tests.desired import bind
 from tests.unit.mpsd.supervision.test_supervisor import (  # noqa: F401 - fixtures

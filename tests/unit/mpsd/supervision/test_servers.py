@@ -9,7 +9,7 @@ from mpsd.daemon.logs.parse import (
     ServerExited,
     ServerReady,
 )
-from mpsd.snapshot import GpuClient
+from mpsd.localapi.snapshot import GpuClient
 from mpsd.supervision.servers import FAULT_SILENCE_S, RECHECK_S, ServerWatch
 
 CLIENTS = {7: GpuClient(pid=7, allocation_key="k1", command="train")}

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mpsd.common.errors import ConfigError, TransientError
 from mpsd.config.model import GIB, Enforcement, FixedMemory, GpuSelection, MpsConfig, NodeConfig, Resource
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity
@@ -23,11 +24,10 @@ from mpsd.daemon.lifecycle import Policy
 from mpsd.daemon.logs.parse import ClientConnected, Evictions, FaultClients, FaultEnded, ServerExited
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import MAIN
-from mpsd.errors import ConfigError, TransientError
+from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState, Inventory, Mode
-from mpsd.snapshot import DaemonState, Desired, GpuClients, GpuStatus, Snapshot
-from mpsd.state import StateFile
+from mpsd.localapi.snapshot import DaemonState, Desired, GpuClients, GpuStatus, Snapshot
 from mpsd.supervision.supervisor import Supervisor
 from tests.desired import allocation, bind
 from tests.unit.mpsd.supervision.fakes import FakeBackend, FakeHost, FakeLogs
@@ -244,7 +244,7 @@ def test_what_cannot_be_remembered_is_said_and_written_once_it_can_be(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("mpsd.records.replace_file", full)
+        patch.setattr("mpsd.common.records.replace_file", full)
         calm.supervisor.apply(wanted)
         calm.until(lambda snapshot: any("No space left" in warning for warning in snapshot.warnings))
     calm.supervisor.apply(wanted)  # the plugin says it again from time to time

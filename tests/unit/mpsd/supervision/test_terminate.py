@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from mpsd.common.errors import TransientError
 from mpsd.config.model import MpsConfig, NodeConfig
 from mpsd.daemon.controller import MpsClients
 from mpsd.daemon.logs.parse import FaultBegun
-from mpsd.errors import TransientError
 from mpsd.gpu.model import GpuProcess, Mode
-from mpsd.snapshot import DaemonState, Desired, Outcome
+from mpsd.localapi.snapshot import DaemonState, Desired, Outcome
 from mpsd.supervision.terminate import Terminator
 from tests.desired import allocation
 from tests.unit.mpsd.supervision.test_supervisor import (

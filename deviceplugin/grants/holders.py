@@ -1,0 +1,108 @@
+"""Who holds each allocation, and is it still held? Of shares the kubelet says so, of annotated containers the runtime
+that makes their pods: each in its own way, and here in one (pure state; the owner brings times)."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from deviceplugin.grants.owners import Pods
+from deviceplugin.grants.podpresence import PodPresence
+from deviceplugin.grants.presence import Holder, Observation, Presence
+from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.model import Allocation
+
+
+class Holders:
+    """Over the accounts of the same owner. Times are monotonic seconds.
+
+    `shares` and `annotated` are the two ways.
+    """
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self.shares = Presence()
+        self.annotated = PodPresence()
+
+    def holder(self, allocation: Allocation) -> Holder | None:
+        """Who holds it now, as far as known."""
+        if (own := allocation.container) is not None:
+            return Holder(own.namespace, own.pod, own.container, own.pod_uid, allocation.key)
+        return self.shares.holder(allocation.key)
+
+    def pods(self, allocation: Allocation) -> Mapping[str, Holder]:
+        """Every pod that was seen to hold it, by UID, the newest last."""
+        if allocation.container is not None and (holder := self.holder(allocation)) is not None:
+            return {holder.pod_uid: holder}
+        return self.shares.pods(allocation.key)
+
+    def pods_by_key(self) -> Pods:
+        return {allocation.key: tuple(self.pods(allocation)) for allocation in self._accounts}
+
+    def vacated(self) -> set[str]:
+        """Allocations that were held once and are no more, as far as is known. Shares that the kubelet has given to
+        another pod are of nobody else, whatever its checkpoint still says."""
+        passed_on = {key for allocation in self._shares() for key in allocation.after if key in self._accounts}
+        return self.shares.vacated() | passed_on | self._of(self.annotated.gone())
+
+    def question(self, resource: str, wanted: tuple[str, ...]) -> bool:
+        """Shares are asked for. Whether it takes a look at the kubelet, begun from now on, to tell whether another pod
+        had them: containers of one pod ask for the same ones again."""
+        doubtful = [a.key for a in self._accounts.overlapping(resource, wanted) if self.shares.is_doubtful(a.key)]
+        for key in doubtful:
+            self.shares.question(key)
+        return bool(doubtful)
+
+    def left(self, resource: str, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Allocations of any of these shares whose pod is not the one that asks for them now, the oldest first."""
+        return tuple(a.key for a in self._accounts.overlapping(resource, wanted) if self.shares.is_left(a.key))
+
+    def may_start(self, allocations: Iterable[Allocation]) -> None:
+        """Containers of these may start from now on."""
+        self.shares.may_start(a.key for a in allocations if a.container is None)
+
+    def releasable(self, now_s: float, *, pressed: bool = False) -> set[str]:
+        """Allocations that may go, as far as kubelet and runtime are concerned.
+
+        Args:
+            pressed: a request is about to be refused: what is known to be gone need not wait out a grace.
+        """
+        pods = self.annotated.releasable(now_s, pressed=pressed)
+        return self.shares.releasable(now_s, pressed=pressed) | self._of(pods)
+
+    def forget(self, key: str) -> None:
+        """An allocation was released, and is in the accounts no more."""
+        self.shares.forget(key)
+        self.annotated.keep(self.annotated_pods())
+
+    def judgeable(self) -> dict[str, int]:
+        """What an observation of the kubelet that begins now may judge."""
+        return {allocation.key: self.shares.renewals(allocation.key) for allocation in self._shares()}
+
+    def observe_kubelet(self, seen: Observation, judged: Mapping[str, int], now_s: float) -> None:
+        """What the kubelet holds. `judged`: from `judgeable`, before it was asked."""
+        shares = list(self._shares())
+        unjudged = {a.key for a in shares if judged.get(a.key) != self.shares.renewals(a.key)}
+        self.shares.observe(shares, seen, now_s, unjudged)
+
+    def kubelet_restarted(self, at_s: float) -> None:
+        self.shares.kubelet_restarted(self._shares(), at_s)
+
+    def observe_pods(self, alive: Collection[str] | None, now_s: float) -> None:
+        """All pods with a sandbox, by UID; None: the runtime is not heard of any more."""
+        if alive is None:
+            self.annotated.unheard()
+        else:
+            self.annotated.synchronized(self.annotated_pods(), alive, now_s)
+
+    def pod_stopped(self, uid: str, now_s: float) -> None:
+        """A pod's last sandbox was stopped."""
+        if uid in self.annotated_pods():
+            self.annotated.stopped(uid, now_s)
+
+    def annotated_pods(self) -> set[str]:
+        """UIDs of the pods that hold annotated allocations."""
+        return {container.pod_uid for _, container in self._accounts.annotated()}
+
+    def _of(self, pod_uids: Collection[str]) -> set[str]:
+        return {a.key for a, container in self._accounts.annotated() if container.pod_uid in pod_uids}
+
+    def _shares(self) -> Iterable[Allocation]:
+        return [allocation for allocation in self._accounts if allocation.container is None]

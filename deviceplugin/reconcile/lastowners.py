@@ -1,0 +1,128 @@
+"""Do processes of a share's last owners live still? Then its new one may not start.
+
+A pod that is deleted by force, or that the kubelet has forgotten, gives its shares back at once; its processes give the
+memory back when they end.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from deviceplugin.grants import owners
+from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.owners import Pods
+from deviceplugin.plan.model import Allocation
+from mpsd.common.processes import PodProcess
+from mpsd.localapi.snapshot import GpuClients
+
+Processes = Mapping[str, Sequence[PodProcess]]
+"""All processes of pods, by pod UID."""
+UNKNOWN_CLIENTS = GpuClients(error="mpsd does not know the GPU")
+
+
+class LastOwners:
+    """Looks for them.
+
+    Args:
+        look_up: asks mpsd for the processes on these GPUs now, by GPU.
+        pod_processes: one look at all processes of pods, by pod UID.
+        pod_exists: whether the kubelet has a directory of the pod, by UID.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        look_up: Callable[[Sequence[str]], Mapping[str, GpuClients]],
+        pod_processes: Callable[[], Mapping[str, list[PodProcess]]],
+        pod_exists: Callable[[str], bool],
+    ) -> None:
+        self._broker, self._look_up = broker, look_up
+        self._pod_processes, self._pod_exists = pod_processes, pod_exists
+
+    def hold_back(self, young: Iterable[Allocation]) -> dict[str, str]:
+        """Which of these new allocations must wait, and why."""
+        held_back: dict[str, str] = {}
+        for allocation in young:
+            older = self._broker.predecessors(allocation)
+            if not older:
+                continue
+            clients, pods = self._look_up(allocation.gpus), self._broker.pods()
+            own = pods.get(allocation.key, ())
+            unknown, alive = living(allocation.gpus, clients, older, pods, but=own)
+            if unknown:
+                held_back[allocation.key] = f"whether its last owner is gone can't be told: {unknown}"
+            elif alive:
+                held_back[allocation.key] = f"pid {alive} of the share's last owner still uses the GPU"
+            elif alive := self._still_ending(older, pods, own):
+                held_back[allocation.key] = f"pid {alive} of the share's last owner still runs and may use the GPU"
+        return held_back
+
+    def objections(self, going: Iterable[Allocation], clients: Mapping[str, GpuClients]) -> dict[str, str]:
+        """Which of these allocations, whose pods are gone, may not be released, and why. By one look at all processes:
+        a whole node may be emptied at once.
+
+        A GPU that is lost tells nothing of its processes and gives nobody its memory: there the node's processes tell,
+        and what they say that they were started with counts.
+        """
+        pods, processes = self._broker.pods(), self._pod_processes()
+        reasons = {a.key: self._objection(a, clients, pods, processes) for a in going}
+        return {key: reason for key, reason in reasons.items() if reason}
+
+    def _objection(
+        self, allocation: Allocation, clients: Mapping[str, GpuClients], pods: Pods, processes: Processes
+    ) -> str:
+        lost = self._broker.lost(allocation.gpus)
+        there = [gpu for gpu in allocation.gpus if gpu not in lost]
+        unknown, alive = living(there, clients, {allocation.key}, pods)
+        if unknown:
+            return f"mpsd can't say whether its processes live: {unknown}"
+        if alive:
+            return f"its pod is gone but pid {alive} still uses the GPU"
+        gone = pods.get(allocation.key, ())  # somebody else may have released it meanwhile
+        if alive := _running(processes, gone, {allocation.key} if lost or not gone else ()):
+            return f"its pod is gone but pid {alive} still runs and may use the GPU"
+        return ""
+
+    def have_run(self, keys: Collection[str]) -> set[str]:
+        """Which of these allocations a process was started with."""
+        started = {process.marker for found in self._pod_processes().values() for process in found}
+        return {key for key in keys if key in started}
+
+    def _still_ending(self, keys: Collection[str], pods: Pods, own: Collection[str]) -> str:
+        """PIDs (some, as text) of who has the shares of a pod with these UIDs until the kubelet has cleaned up: one
+        that holds no memory of a GPU now may take some yet. Of allocations that no pod was seen with, such as after a
+        restart, what processes were started with tells."""
+        there = {uid for key in keys for uid in pods.get(key, ()) if uid not in own and self._pod_exists(uid)}
+        unseen = {key for key in keys if not pods.get(key)}
+        return _running(self._pod_processes(), there, unseen, but=own) if there or unseen else ""
+
+
+def _running(
+    processes: Processes, pod_uids: Collection[str], markers: Collection[str], but: Collection[str] = ()
+) -> str:
+    """PIDs (some, as text) of processes in these pods, or started with these allocations in any pod but some (pure)."""
+    found = [
+        process.pid
+        for uid, of_pod in processes.items()
+        for process in of_pod
+        if (uid in pod_uids and not process.is_pause) or (process.marker in markers and uid not in but)
+    ]
+    return ", ".join(map(str, found[:5]))
+
+
+def living(
+    gpus: Iterable[str],
+    clients: Mapping[str, GpuClients],
+    keys: Collection[str],
+    pods: Pods,
+    but: Collection[str] = (),
+) -> tuple[str, str]:
+    """Why it can't be told, and the PIDs (some, as text) of processes of these allocations on the GPUs (pure). Pods in
+    `but` (UIDs) are there still."""
+    found = [clients.get(gpu, UNKNOWN_CLIENTS) for gpu in gpus]
+    error = next((gpu.error for gpu in found if gpu.error), "")
+    # Their pods are gone: whatever of these still runs holds them all, whichever it says it has.
+    gone = {uid for key in keys for uid in pods.get(key, ())} - set(but)
+    clients_of = (
+        c for gpu in found for c in gpu.clients if c.pod_uid in gone or any(owners.is_of(c, key, pods) for key in keys)
+    )
+    return error, owners.pids(clients_of)

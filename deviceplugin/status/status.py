@@ -1,0 +1,410 @@
+"""What the plugin shows on its local socket: wire values, and how they are made from the broker's picture (pure)."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from deviceplugin.annotated.status import STARTED_ALONE, AnnotatedStatus, reduced
+from deviceplugin.grants import owners
+from deviceplugin.grants.broker import Inspection
+from deviceplugin.grants.presence import Holder, Shares
+from deviceplugin.kubernetes.model import KubernetesState
+from deviceplugin.plan.enforcement import mps_level, not_hard
+from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView, NodeView
+from deviceplugin.plan.start import loosened, start_objection
+from deviceplugin.plan.view import FOR_ANNOTATED
+from deviceplugin.reconcile.hardlimits import LimitState
+from deviceplugin.reconcile.keeper import Report
+from deviceplugin.status.overuse import over_limit, use_of
+from mpsd.common.quantity import format_bytes
+from mpsd.common.reason import Reason
+from mpsd.config.model import Enforcement
+from mpsd.localapi.snapshot import GpuClient
+from mpsd.shares.groups import group_of
+
+RENAME = "camel"
+
+
+class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """One allocation. `state`: attached (its container may start, or runs), waiting (it may not start now, see reason;
+    one that runs goes on), leaving (its pod is gone; it is named still). `enforcement` is what holds for the container
+    as found, `granted_enforcement` as planned. Bytes are per GPU; `used_bytes` is the most on any of them, as read back
+    or shown by the driver last, None where that is not known. `burst` says whether it borrows memory beyond its
+    request, empty where it may not. `pod_uids`: the pods seen to hold it, the newest last. `claimed_by`: processes of
+    other pods that call themselves its own. `reduced` says that and why it has less than its annotations ask for.
+    `over_limit` says that and how far its processes are beyond its limit, where no hard limit holds them."""
+
+    key: str
+    resource: str
+    device_ids: tuple[str, ...] = msgspec.field(name="deviceIDs")
+    group: str
+    gpus: tuple[str, ...]
+    request_bytes: int
+    limit_bytes: int
+    mode: str
+    enforcement: str
+    thread_percent: int | None
+    namespace: str
+    pod: str
+    container: str
+    pod_uids: tuple[str, ...] = msgspec.field(name="podUIDs")
+    claimed_by: str
+    state: str
+    reason: str
+    created_unix_s: float
+    adopted: bool
+    granted_enforcement: str = ""
+    used_bytes: int | None = None
+    burst: str = ""
+    reduced: str = ""
+    over_limit: str = ""
+
+
+class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """One resource: what is listed, what can still be had (`free`), and why not more. `healthy` is what the kubelet is
+    told, shares that are held included; `waiting`: shares that the kubelet still holds for pods that are gone.
+    `reasons`: GPU UUID or group -> reason. `enforcement` is the level that holds wherever it is offered, `not_hard` why
+    that is not hard."""
+
+    name: str
+    mode: str
+    enforcement: str
+    minimum: str
+    registration: str
+    registration_error: str
+    listed: int
+    healthy: int
+    held: int
+    free: int
+    reason: str
+    reasons: dict[str, str]
+    not_hard: str = ""
+    waiting: int = 0
+
+
+class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """What is granted on one GPU. Negative `free_bytes`: over-committed. `group` is the declared group it is in, empty
+    for a GPU alone; `drained` says since when an operator drains it and why, `reason` why it takes nothing new.
+    `limit_bytes` is the sum of limits, above `usable_bytes` where shares may borrow more than there is. `serves` says
+    who may have parts of it: resources, annotated pods, or both; `kept` why resources take nothing there while
+    annotated pods may. `shared`: whether it is ours to share at all; `excluded`: the config leaves it out."""
+
+    uuid: str
+    index: int
+    group: str
+    drained: str
+    usable_bytes: int
+    granted_bytes: int
+    free_bytes: int
+    allocations: int
+    mode: str | None
+    reason: str
+    limit_bytes: int = 0
+    serves: str = "resources"
+    kept: str = ""
+    shared: bool = True
+    excluded: bool = False
+
+
+class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
+    """The plugin process as a whole; every error is empty when there is none. `gone_drained`: drains of GPUs that are
+    no longer on the node, by UUID. `hard_limits` says whether limits can be hard on this node, or each piece that is
+    missing; `limit_drifts` how often one was found not in force. `state_root` is where the node keeps what must outlive
+    it. `runtime` is the container runtime's name and version, empty where it is not known. `annotated` is None where
+    the config has no `annotations`. `cdi_objections`: files of others that define CDI devices of ours."""
+
+    pid: int
+    started_unix_s: float
+    mpsd_error: str
+    kubelet_error: str
+    checkpoint_error: str
+    cdi_error: str
+    config_error: str
+    config_restart_needed: str
+    gpu_devices: str
+    gpu_devices_reason: str
+    problems: tuple[str, ...]
+    gpus: tuple[GpuAccount, ...]
+    gone_drained: dict[str, str]
+    resources: tuple[ResourceStatus, ...]
+    allocations: tuple[AllocationStatus, ...]
+    hard_limits: str = ""
+    limit_drifts: int = 0
+    state_root: str = ""
+    runtime: str = ""
+    annotated: AnnotatedStatus | None = None
+    kubernetes: KubernetesState | None = None
+    cdi_objections: tuple[str, ...] = ()
+    metrics: Reason | None = None
+    """Why no metrics are served, None while they are, or are off."""
+
+
+class Registration(Protocol):
+    """What status needs of a session."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def error(self) -> str: ...
+
+
+def allocation_statuses(inspection: Inspection, report: Report) -> tuple[AllocationStatus, ...]:
+    """All live allocations, oldest first."""
+    claimed_by = claims_of(inspection)
+    return tuple(allocation_status(a, inspection, report, claimed_by.get(a.key, "")) for a in inspection.allocations)
+
+
+def allocation_status(
+    allocation: Allocation, inspection: Inspection, report: Report, claimed_by: str = ""
+) -> AllocationStatus:
+    """One allocation as the operator sees it."""
+    pods = inspection.pods.get(allocation.key, {})
+    holder = inspection.holders.get(allocation.key)
+    if holder is None and allocation.key in inspection.vacated:
+        holder = next(reversed(tuple(pods.values())), None)
+    holder = holder or Holder()
+    gpus = {status.info.uuid: status for status in inspection.gpus}
+    use = use_of(allocation, gpus, inspection.pods) if not inspection.absence else None
+    limits = report.limits.get(allocation.key, LimitState())
+    unenforced = report.unenforced.get(allocation.key, "")
+    enforcement, lowered = _level_now(allocation, limits, inspection)
+    if allocation.key in inspection.vacated:
+        state = "leaving"
+        reason = report.release_blocked.get(allocation.key, "its pod is gone; it is released after a short grace")
+    elif allocation.key in report.published:
+        unenforced = unenforced or loosened(allocation, gpus) or (STARTED_ALONE if allocation.runs_unenforced else "")
+        reason = unenforced or lowered or limits.unknown or limits.trouble or report.doubts.get(allocation.key, "")
+        state = "attached"
+    else:
+        state = "waiting"
+        reason = report.held_back.get(allocation.key, "") or inspection.absence
+        reason = reason or start_objection(allocation, gpus, inspection.hard) or report.spec_error
+        reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
+        doubt = "" if unenforced else report.doubts.get(allocation.key, "")
+        if found := "; ".join(filter(None, (limits.trouble or limits.unknown, unenforced, doubt))):
+            reason = f"{found}; {reason}"
+    level = Enforcement.NONE if unenforced else enforcement
+    return AllocationStatus(
+        key=allocation.key,
+        resource=allocation.resource,
+        device_ids=allocation.device_ids,
+        group=allocation.group,
+        gpus=allocation.gpus,
+        request_bytes=allocation.request_bytes,
+        limit_bytes=allocation.limit_bytes,
+        mode=allocation.mode,
+        enforcement=level,
+        thread_percent=allocation.thread_percent,
+        namespace=holder.namespace,
+        pod=holder.pod,
+        container=holder.container,
+        pod_uids=tuple(pods),
+        claimed_by=claimed_by,
+        state=state,
+        reason=reason,
+        created_unix_s=allocation.created_unix_s,
+        adopted=allocation.adopted,
+        granted_enforcement=allocation.enforcement,
+        used_bytes=use.used_bytes if limits.used_bytes is None and use and use.complete else limits.used_bytes,
+        reduced=reduced(allocation),
+        over_limit=over_limit(use, allocation.limit_bytes, level),
+        burst=burst(allocation, limits.used_bytes, in_force=enforcement is Enforcement.HARD),
+    )
+
+
+def _level_now(allocation: Allocation, limits: LimitState, inspection: Inspection) -> tuple[Enforcement, str]:
+    """The level that holds now, and why it is below the one granted."""
+    if allocation.enforcement is not Enforcement.HARD:
+        return allocation.enforcement, ""
+    lesser = mps_level(allocation.mode)
+    if inspection.hard.known and (missing := inspection.hard.limits.missing):
+        return lesser, f"it was granted hard, and is {lesser} on this node by now: {'; '.join(missing)}"
+    return (lesser, limits.trouble) if limits.trouble else (Enforcement.HARD, "")
+
+
+def burst(allocation: Allocation, used_bytes: int | None, *, in_force: bool = True) -> str:
+    """What an allocation borrows or may borrow beyond its request, empty where it may not (pure). Who is above its
+    request is who can be evicted (MPS memory partitioning); in which order is not documented.
+
+    Args:
+        in_force: its limits are: without them nobody is evicted.
+    """
+    if not allocation.may_borrow:
+        return ""
+    beyond_bytes = (used_bytes or 0) - allocation.request_bytes
+    if not in_force:
+        if beyond_bytes <= 0:
+            return ""
+        return (
+            f"has {format_bytes(beyond_bytes)} beyond its request and no limits in force: it can't be evicted, and "
+            "others may not get what was guaranteed to them"
+        )
+    if beyond_bytes > 0:
+        return (
+            f"borrows {format_bytes(beyond_bytes)}: its processes are evicted when others need what was guaranteed "
+            "to them"
+        )
+    return f"may borrow {format_bytes(allocation.limit_bytes - allocation.request_bytes)} while it is free"
+
+
+def resource_statuses(
+    inspection: Inspection, sessions: Mapping[str, Registration], stale: Iterable[Shares] = ()
+) -> tuple[ResourceStatus, ...]:
+    """All resources in their configured order. `stale`: shares that the kubelet holds for pods that are gone."""
+    held: dict[str, set[str]] = {}
+    for allocation in inspection.allocations:
+        held.setdefault(allocation.resource, set()).update(allocation.device_ids)
+    waiting: dict[str, set[str]] = {}
+    for name, device_ids in stale:
+        waiting.setdefault(name, set()).update(device_ids)
+    rows = []
+    why = not_hard(inspection.delivery, inspection.hard)
+    for name, view in inspection.view.resources.items():
+        published = inspection.lists.get(name)
+        advertisement = published.advertisement if published else None
+        session = sessions.get(name)
+        taken = held.get(name, set())
+        devices = advertisement.devices if advertisement else ()
+        late = waiting.get(name, set()) - taken
+        rows.append(
+            ResourceStatus(
+                name=name,
+                mode=view.resource.mode,
+                enforcement=Enforcement.NONE if view.unheld else view.enforcement,
+                minimum=view.resource.enforcement,
+                registration=session.state if session else "starting",
+                registration_error=session.error if session else "",
+                listed=len(advertisement.devices) if advertisement else 0,
+                healthy=advertisement.healthy if advertisement else 0,
+                held=len(taken),
+                free=sum(d.healthy and d.id not in taken and d.id not in late for d in devices),
+                waiting=sum(d.id in late for d in devices),
+                reason=advertisement.reason if advertisement else view.closed,
+                reasons=dict(advertisement.group_reasons) if advertisement else {},
+                not_hard="" if view.enforcement is Enforcement.HARD else why,
+            )
+        )
+    return tuple(rows)
+
+
+def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
+    """All GPUs by index."""
+    groups = inspection.view.groups
+    waiting, listed = (group_of(v.group for v in groups.values() if bool(v.unlisted) is late) for late in (True, False))
+    owners = waiting | listed
+    statuses = {status.info.uuid: status for status in inspection.gpus}
+    rows = []
+    for gpu in inspection.view.gpus.values():
+        held = inspection.held[gpu.uuid]
+        granted = held.granted_bytes
+        over = "over-committed: it takes nothing new until it fits" if granted > gpu.usable_bytes else ""
+        owner = owners.get(gpu.uuid)
+        whole = groups[owner.name] if owner is not None else gpu
+        drain = inspection.drained.get(gpu.uuid)
+        rows.append(
+            GpuAccount(
+                uuid=gpu.uuid,
+                index=gpu.index,
+                group=owner.name if owner is not None and owner.declared else "",
+                drained=drain.text if drain is not None else "",
+                usable_bytes=gpu.usable_bytes,
+                granted_bytes=granted,
+                free_bytes=gpu.usable_bytes - granted,
+                allocations=held.allocations,
+                mode=held.mode,
+                reason=_takes_nothing(gpu) or over or _takes_nothing(whole),
+                limit_bytes=held.limit_bytes,
+                serves=_serves(gpu, inspection.view.annotated),
+                kept=_kept(gpu, whole, inspection.view),
+                shared=not statuses[gpu.uuid].not_shared,
+                excluded=statuses[gpu.uuid].excluded,
+            )
+        )
+    return tuple(rows)
+
+
+def _serves(gpu: GpuView, annotated: AnnotatedView | None) -> str:
+    if annotated is None or not gpu.for_annotated:
+        return "resources"
+    return "both" if annotated.share else "annotated pods"
+
+
+def _kept(gpu: GpuView, whole: GpuView | GroupView, node: NodeView) -> str:
+    """Why resources, where there are some, take nothing on a GPU that annotated pods may have parts of."""
+    if not node.resources or node.annotated is None:
+        return ""
+    return gpu.reserved or whole.reserved or (FOR_ANNOTATED if gpu.for_annotated and not node.annotated.share else "")
+
+
+def claims_of(inspection: Inspection) -> dict[str, str]:
+    """Allocations that processes of other pods name as theirs: key -> whose processes."""
+    pods = {key: tuple(held_by) for key, held_by in inspection.pods.items()}
+    names = {
+        uid: f"{holder.namespace}/{holder.pod}"
+        for held_by in inspection.pods.values()
+        for uid, holder in held_by.items()
+        if holder.pod
+    }
+    found: dict[str, dict[str, list[GpuClient]]] = {}
+    for gpu in inspection.gpus:
+        for client in gpu.clients:
+            if owners.claims(client, pods):
+                found.setdefault(client.allocation_key or "", {}).setdefault(client.pod_uid, []).append(client)
+    return {
+        key: ", ".join(f"pid {owners.pids(found)} of pod {names.get(uid, uid)}" for uid, found in by_pod.items())
+        for key, by_pod in found.items()
+    }
+
+
+def _takes_nothing(view: GpuView | GroupView) -> str:
+    return view.lost or view.blocked or view.waiting or view.daemon_waiting
+
+
+def plugin_status(
+    inspection: Inspection,
+    report: Report,
+    sessions: Mapping[str, Registration],
+    *,
+    pid: int,
+    started_unix_s: float,
+    config_error: str,
+    config_restart_needed: str,
+    gpu_devices_reason: str,
+    problems: Iterable[str],
+    state_root: str = "",
+    runtime: str = "",
+    annotated: AnnotatedStatus | None = None,
+    kubernetes: KubernetesState | None = None,
+    metrics: Reason | None = None,
+) -> PluginStatus:
+    """Everything `gpufrac status` asks of the plugin, from one consistent picture."""
+    why = not_hard(inspection.delivery, inspection.hard)
+    gpus = inspection.view.gpus
+    return PluginStatus(
+        pid=pid,
+        started_unix_s=started_unix_s,
+        mpsd_error=inspection.absence,
+        kubelet_error=report.kubelet_error,
+        checkpoint_error=report.checkpoint_error,
+        cdi_error=report.spec_error,
+        cdi_objections=report.spec_objections,
+        config_error=config_error,
+        config_restart_needed=config_restart_needed,
+        gpu_devices=f"cdi ({inspection.hard.kind})" if inspection.hard.kind else "envvar",
+        gpu_devices_reason=gpu_devices_reason,
+        problems=tuple(problems),
+        gpus=gpu_accounts(inspection),
+        gone_drained={uuid: drain.text for uuid, drain in inspection.drained.items() if uuid not in gpus},
+        resources=resource_statuses(inspection, sessions, report.stale),
+        allocations=allocation_statuses(inspection, report),
+        hard_limits=f"no: {why}"
+        if why
+        else f"yes ({inspection.hard.limits.backend}, set by {inspection.hard.kind or 'the nvidia runtime'})",
+        limit_drifts=report.limit_drifts,
+        state_root=state_root,
+        runtime=runtime,
+        annotated=annotated,
+        kubernetes=kubernetes,
+        metrics=metrics,
+    )
