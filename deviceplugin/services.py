@@ -200,8 +200,9 @@ class Services:
         """What only nodes with annotated pods load."""
         if config.annotations is None:
             return None
-        from deviceplugin.annotated.frontend import START_S, AnnotatedFrontend
+        from deviceplugin.annotated.frontend import AnnotatedFrontend
         from deviceplugin.annotated.service import AnnotatedPods
+        from deviceplugin.annotated.starting import START_S
         from deviceplugin.kubelet.cri import inventory, stop_container
 
         frontend = AnnotatedFrontend(

@@ -1,24 +1,19 @@
-"""Annotated containers that started while we were away: found, told of, counted, and by policy stopped.
+"""Annotated containers that started while we were away: told of, and by policy stopped.
 
-The runtime goes on without a plugin that is not there or does not answer in time, so such containers happen. What they
-take is counted by a record like any other. Nobody is stopped unheard: there is notice, one container goes at a time,
-and one whose pod would not start it again is left to run.
+The runtime goes on without a plugin that is not there or does not answer in time, so such containers happen (found by
+existing.py). Nobody is stopped unheard: there is notice, one container goes at a time, and one whose pod would not
+start it again is left to run.
 """
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from deviceplugin.annotated.adjust import matches_plan
-from deviceplugin.annotated.status import CREATED_ALONE, STARTED_ALONE, TO_DO
-from deviceplugin.grants.broker import Broker
 from deviceplugin.kubernetes.model import Events
-from deviceplugin.nri.model import Container, ContainerState
-from deviceplugin.plan import render
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef
-from mpsd.common.errors import GpufracError
+from deviceplugin.nri.model import Container
+from deviceplugin.plan.model import ContainerRef
 from mpsd.common.log import get_logger
-from mpsd.config.model import AwayPolicy, Enforcement
+from mpsd.config.model import AwayPolicy
 
 log = get_logger("plugin")
 
@@ -26,7 +21,9 @@ NOTICE_S = 60.0
 """Between the first word about a container and its end."""
 STOP_EVERY_S = 20.0
 KEPT = 500
-RUNS = (ContainerState.CREATED, ContainerState.RUNNING, ContainerState.PAUSED)
+STARTED_ALONE = "it was started while gpufrac was not there, and runs without its limit"
+TO_DO = "delete the pod, so that it is made again with its limit, or set `annotations.whenAway: stop`"
+CREATED_ALONE = "it was created while gpufrac was not there, so its start will be refused, and it will be made again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,37 +88,6 @@ class Absence:
     def _drop(self, gone: Callable[[Unenforced], bool]) -> None:
         with self._lock:
             self._found = {container_id: one for container_id, one in self._found.items() if not gone(one)}
-
-    def judge(
-        self,
-        broker: Broker,
-        by_cdi: bool,
-        ref: ContainerRef,
-        container: Container,
-        resolved: Callable[[], ContainerAsk],
-    ) -> None:
-        """Looks at an annotated container that is there: one of ours is known, or taken in again; another is noted, and
-        what it takes is counted."""
-        if container.state not in RUNS:
-            return
-        key = container.variable(render.MARKER)
-        known = broker.of_container(ref)
-        created = container.state is ContainerState.CREATED
-        if known is not None and key == known.key and not known.runs_unenforced and not _unlike(container, known):
-            return
-        try:
-            # Any pod can set our marker: what it says is believed where what it is said of can be seen.
-            named = key if key and render.is_key(key) and known is None else None
-            seen = _mounts_daemon(container, broker.config.mps.run_root)
-            allocation = broker.adopt_container(resolved(), named, trusted=seen, by_cdi=by_cdi)
-            enforced = allocation.enforcement is not Enforcement.NONE
-            if allocation.key == key and enforced and not _unlike(container, allocation):
-                log.warning("adopted an annotated container without a record", container=str(ref), key=allocation.key)
-                return
-        except GpufracError as error:
-            self.note(ref, container, f"{STARTED_ALONE}; what it takes is not counted: {error}")
-            return
-        self.note(ref, container, CREATED_ALONE if created else STARTED_ALONE)
 
     def note(self, ref: ContainerRef, container: Container, reason: str) -> None:
         """A container that runs unenforced."""
@@ -190,17 +156,3 @@ class Absence:
         with self._lock:
             if (known := self._found.get(one.container_id)) is not None:
                 self._found[one.container_id] = replace(known, plan=plan, noticed_s=noticed_s)
-
-
-def _mounts_daemon(container: Container, run_root: str) -> bool:
-    """Whether a container has what we mount of MPS daemons: no pod can have that by itself, but by our CDI device."""
-    return any(
-        mount.destination == render.CONTAINER_PIPE_DIRECTORY and mount.source.startswith(f"{run_root}/mps/")
-        for mount in container.mounts
-    )
-
-
-def _unlike(container: Container, allocation: Allocation) -> bool:
-    """Whether a container runs with other values than its plan."""
-    limit, mode = container.variable("GPUFRAC_MEMORY_LIMIT_BYTES"), container.variable("GPUFRAC_COMPUTE_MODE")
-    return not matches_plan(limit, mode, allocation)

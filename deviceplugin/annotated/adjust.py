@@ -7,7 +7,6 @@ the first of two equal entries sees ours, and no other NRI plugin's claim on a n
 from deviceplugin.nri.model import Adjustment, Mount
 from deviceplugin.plan import render
 from deviceplugin.plan.model import Allocation
-from mpsd.gpu.model import MIB
 
 RESERVED_ENV = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "GPUFRAC_", "CUDA_MPS_")
 """How the names of all variables begin that we set."""
@@ -62,32 +61,3 @@ def lowered(allocation: Allocation, *, by_cdi: bool, settable: bool = False) -> 
     env = render.environment(allocation, settable=settable)
     names = (f"{render.KIND}={render.device_name(allocation.key)}",) if by_cdi else ()
     return Adjustment(removed_env=tuple(name for name, _ in env), env=env, cdi_devices=names)
-
-
-def cgroup_directory(root: str, cgroups_path: str) -> str:
-    """Directory of the cgroup that an OCI spec's `cgroupsPath` names, empty where it names none.
-
-    With the systemd driver `slice:prefix:name` is the scope `prefix-name.scope`, below a directory for each dash in the
-    slice's name (systemd.slice(5); runc's systemd driver).
-    """
-    if cgroups_path.startswith("/"):
-        path = cgroups_path
-    else:
-        parts = cgroups_path.split(":")
-        if len(parts) != 3 or not parts[0].endswith(".slice"):
-            return ""
-        names = parts[0].removesuffix(".slice").split("-")
-        slices = ["-".join(names[: n + 1]) + ".slice" for n in range(len(names))]
-        scope = f"{parts[1]}-{parts[2]}.scope" if parts[1] else f"{parts[2]}.scope"
-        path = "/" + "/".join([*slices, scope])
-    if any(part in ("", ".", "..") for part in path[1:].split("/")):
-        return ""
-    return root.rstrip("/") + path
-
-
-def matches_plan(env_limit: str | None, env_mode: str | None, allocation: Allocation) -> bool:
-    """Whether a container that runs was started with the limit and mode of a plan. Compared as whole MiB, so that
-    another version's spelling is no difference."""
-    if env_limit is None or not (env_limit.isascii() and env_limit.isdigit()):
-        return False
-    return int(env_limit) // MIB == allocation.limit_bytes // MIB and env_mode == str(allocation.mode)

@@ -4,6 +4,10 @@ import re
 from collections.abc import Sequence
 
 from cdi.registry import GPU_KINDS
+from deviceplugin.annotated.contract import DEVICES, Ask
+from deviceplugin.plan.isolation import Isolation
+from deviceplugin.plan.model import ContainerAsk, ContainerRef
+from mpsd.common.errors import GpufracError
 from mpsd.common.quantity import quoted
 from mpsd.gpu.model import GpuInfo
 
@@ -33,6 +37,33 @@ def resolve(entries: Sequence[str], gpus: Sequence[GpuInfo]) -> tuple[str, ...] 
         else:
             return f"device {quoted(entry)} {_why(name)}: {_known(gpus)}"
     return tuple(found)
+
+
+def container_ask(
+    ref: ContainerRef, ask: Ask, gpus: Sequence[GpuInfo], *, prefix: str, isolation: Isolation
+) -> ContainerAsk:
+    """What a container's annotations ask for on this node.
+
+    Raises:
+        GpufracError: it names no GPUs, or others than the node's.
+    """
+    if not ask.devices:
+        raise GpufracError(
+            f"it names no GPU: annotation {prefix}{ref.container}{DEVICES} is missing; it is written by the scheduler "
+            "(such as KAI), so look whether the pod's schedulerName is right"
+        )
+    found = resolve(ask.devices, gpus)
+    if isinstance(found, str):
+        raise GpufracError(found)
+    return ContainerAsk(
+        container=ref,
+        request_bytes=ask.request_bytes,
+        limit_bytes=ask.limit_bytes,
+        mode=ask.mode,
+        gpus=found,
+        thread_percent=ask.thread_percent,
+        isolation=isolation,
+    )
 
 
 def _why(name: str) -> str:

@@ -1,20 +1,30 @@
-"""What is remembered of all pods and containers that a runtime shows, most of which tenants wrote (pure)."""
+"""Pods and containers as a runtime shows them: whose, how kept apart, and what of them is remembered (pure)."""
 
 from collections.abc import Sequence
 
 from deviceplugin.annotated.adjust import RESERVED_ENV
 from deviceplugin.nri.model import Container, Inventory, Pod
-from deviceplugin.plan import render
+from deviceplugin.plan import isolation, render
+from deviceplugin.plan.model import ContainerRef
 
 MAX_VALUE = 16 << 10
 """Of an annotation or a variable, in characters: the longest that is legal, a list of devices, has fewer."""
-
-
 MAX_HANDLER = 256
 
 
+def reference(pod: Pod, container: Container) -> ContainerRef:
+    """A container by its pod."""
+    return ContainerRef(namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, container=container.name)
+
+
+def isolation_of(pod: Pod, container: Container) -> isolation.Isolation:
+    """What keeps a container apart from the host."""
+    return isolation.of_container(pod.runtime_handler, user_namespace=container.user_namespace)
+
+
 def brief(prefix: str, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
-    """Only what is looked at later: keys that are ours or could be meant to be, and what containers have of us."""
+    """Only what is looked at later: keys that are ours or could be meant to be, and what containers have of us. Tenants
+    wrote most of the rest."""
     return [_pod(prefix, pod) for pod in pods], [_container(container) for container in containers]
 
 

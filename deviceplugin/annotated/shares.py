@@ -14,23 +14,28 @@ from mpsd.common.errors import GpufracError
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Enforcement
 
+FRESH_S = 0.5
+"""How old the last look at the kubelet may be where its word decides. Whoever is refused is tried again later, and the
+kubelet must not be asked once for each."""
+
 
 def share_of(
-    broker: Broker, ref: ContainerRef, container: Container, observe: Callable[..., object] | None = None
+    broker: Broker, ref: ContainerRef, container: Container, observe: Callable[[float], object] | None = None
 ) -> Allocation | None:
     """The share that a container of a device plugin pod holds. Any pod can set our marker, so the kubelet's word
     counts on whose it is.
 
     Args:
-        observe: looks at the kubelet once more; called where what is known does not make it the container's. With 0.0
-            where no holder is known at all: the share may be younger than the last look, however young that is.
+        observe: looks at the kubelet once more, where its last look is older than so long; called where what is known
+            does not make it the container's. With 0.0 where no holder is known at all: the share may be younger than
+            the last look, however young that is.
     """
     key = key_of(container)
     if key is None:
         return None
     found = broker.share(key)
     if observe is not None and found is not None and not _holds(found[1], ref):
-        observe(0.0) if found[1] is None else observe()
+        observe(0.0 if found[1] is None else FRESH_S)
         found = broker.share(key)
     return found[0] if found is not None and _holds(found[1], ref) else None
 

@@ -4,9 +4,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from deviceplugin.plan.model import Allocation
-from mpsd.common.quantity import format_bytes
-
 if TYPE_CHECKING:
     from deviceplugin.annotated.frontend import FrontendReport
     from deviceplugin.kubernetes.model import NodeReadiness
@@ -14,9 +11,6 @@ if TYPE_CHECKING:
     from mpsd.config.model import AnnotationsConfig
 
 RENAME = "camel"
-STARTED_ALONE = "it was started while gpufrac was not there, and runs without its limit"
-TO_DO = "delete the pod, so that it is made again with its limit, or set `annotations.whenAway: stop`"
-CREATED_ALONE = "it was created while gpufrac was not there, so its start will be refused, and it will be made again"
 
 
 class RefusedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -116,15 +110,3 @@ def annotated_status(
             for one in report.unenforced
         ),
     )
-
-
-def reduced(allocation: Allocation) -> str:
-    """That and why an annotated container has less than it asks for, empty when it has not (pure)."""
-    request, limit = allocation.request_bytes, allocation.limit_bytes
-    asked_request, asked_limit = allocation.asked_request_bytes, allocation.asked_limit_bytes
-    if allocation.container is None or (request >= asked_request and limit >= asked_limit):
-        return ""
-    got = f"{format_bytes(request)} of the {format_bytes(asked_request)}"
-    if request >= asked_request:
-        got = f"a limit of {format_bytes(limit)} instead of the {format_bytes(asked_limit)}"
-    return f"it gets {got} it asks for: its scheduler counts memory that the driver and `memory.reserve` keep back"

@@ -14,7 +14,15 @@ from typing import Final, Protocol
 
 from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri import codec
-from deviceplugin.nri.model import Container, Handler, Inventory, Pod, Refused, Runtime
+from deviceplugin.nri.model import (
+    REQUEST_TIMEOUT_S,
+    Container,
+    Handler,
+    Inventory,
+    Pod,
+    Refused,
+    Runtime,
+)
 from deviceplugin.nri.requests import REFUSABLE, Entry, Kind, RequestQueue
 from deviceplugin.nri.ttrpc import Answer, Code, Request
 from mpsd.common.errors import ProtocolError
@@ -24,8 +32,6 @@ PLUGIN_SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
 NRI_VERSION: Final = "v0.8.0"
 """What we implement, for the runtime's log. CDI devices in adjustments came with v0.7.0."""
-REQUEST_TIMEOUT_S: Final = 2.0
-"""How long a runtime waits that does not tell (plugin_request_timeout)."""
 SHARE_OF_TIMEOUT: Final = 0.6
 """How much of a short timeout we use: the rest is for the way there and back on a busy node."""
 MAX_STATE_PARTS: Final = 4096

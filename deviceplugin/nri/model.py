@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -82,13 +82,17 @@ class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
     annotations: tuple[tuple[str, str], ...] = ()
 
 
+REQUEST_TIMEOUT_S: Final = 2.0
+"""How long a runtime waits by default, and one that does not tell (plugin_request_timeout)."""
+
+
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """The runtime as it introduced itself. `request_timeout_s`: how long it waits for an answer before it goes on
     without us."""
 
     name: str
     version: str
-    request_timeout_s: float = 2.0
+    request_timeout_s: float = REQUEST_TIMEOUT_S
 
 
 class Refused(Exception):  # noqa: N818 - what it says, not that something broke

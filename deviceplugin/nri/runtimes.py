@@ -1,8 +1,9 @@
 """What is known of container runtimes by their name and version (pure)."""
 
 import re
+from dataclasses import dataclass
 
-from deviceplugin.nri.model import Runtime
+from deviceplugin.nri.model import REQUEST_TIMEOUT_S, Runtime
 
 _CDI_FROM_PLUGINS_SINCE = {"containerd": (2, 1), "cri-o": (1, 34)}
 """First versions whose NRI takes CDI devices from plugins (NRI 0.7)."""
@@ -34,6 +35,30 @@ def cdi_loses(runtime: Runtime | None) -> str:
     return (
         f"{runtime.name} {runtime.version} lets the environment of a pod and its image override that of CDI devices, "
         f"and so a limit: use {CDI_WINS_IN}, or configure `annotations`, whose NRI plugin sets it last"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What of a runtime decides how its containers are made and looked at."""
+
+    takes_cdi: bool = False
+    """It injects CDI devices that a plugin names."""
+    pods_win: bool = False
+    """A pod's environment beats that of its CDI devices, so that shares, too, get theirs from our NRI plugin."""
+    has_sandbox_processes: bool = True
+    """A sandbox has a process of its own, and one without has ended."""
+    patience: float = 1.0
+    """The time it gives us for an answer, as a part of the default and at most all of it."""
+
+
+def traits(runtime: Runtime) -> Traits:
+    """Of a runtime as it introduced itself."""
+    return Traits(
+        takes_cdi=takes_cdi(runtime),
+        pods_win=bool(cdi_loses(runtime)),
+        has_sandbox_processes=runtime.name.lower() == "containerd",  # others may have none
+        patience=min(1.0, runtime.request_timeout_s / REQUEST_TIMEOUT_S),
     )
 
 

@@ -121,6 +121,18 @@ def reduced(ask: ContainerAsk, gpus: Iterable[GpuView], accounts: Accounts) -> C
     return structs.replace(ask, request_bytes=request_bytes, limit_bytes=limit_bytes)
 
 
+def shortfall(allocation: Allocation) -> str:
+    """That and why an annotated container has less than it asks for, empty when it has not (pure)."""
+    request, limit = allocation.request_bytes, allocation.limit_bytes
+    asked_request, asked_limit = allocation.asked_request_bytes, allocation.asked_limit_bytes
+    if allocation.container is None or (request >= asked_request and limit >= asked_limit):
+        return ""
+    got = f"{format_bytes(request)} of the {format_bytes(asked_request)}"
+    if request >= asked_request:
+        got = f"a limit of {format_bytes(limit)} instead of the {format_bytes(asked_limit)}"
+    return f"it gets {got} it asks for: its scheduler counts memory that the driver and `memory.reserve` keep back"
+
+
 def same_plan(old: Allocation, new: Allocation) -> bool:
     """Whether two plans of one container mean the same, whenever they were made."""
     same = structs.replace(

@@ -5,11 +5,13 @@ from typing import Protocol
 
 import msgspec
 
-from deviceplugin.annotated.status import STARTED_ALONE, AnnotatedStatus, reduced
+from deviceplugin.annotated.absence import STARTED_ALONE
+from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.grants import owners
 from deviceplugin.grants.broker import Inspection
 from deviceplugin.grants.presence import Holder, Shares
 from deviceplugin.kubernetes.model import KubernetesState
+from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.enforcement import mps_level, not_hard
 from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView, NodeView
 from deviceplugin.plan.start import loosened, start_objection
@@ -207,7 +209,7 @@ def allocation_status(
         adopted=allocation.adopted,
         granted_enforcement=allocation.enforcement,
         used_bytes=use.used_bytes if limits.used_bytes is None and use and use.complete else limits.used_bytes,
-        reduced=reduced(allocation),
+        reduced=shortfall(allocation),
         over_limit=over_limit(use, allocation.limit_bytes, level),
         burst=burst(allocation, limits.used_bytes, in_force=enforcement is Enforcement.HARD),
     )

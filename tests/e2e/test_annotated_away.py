@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.annotated.status import STARTED_ALONE
+from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.sim.apiserver import StubApiServer
 from deviceplugin.sim.kubelet import AdmittedPod
 from deviceplugin.sim.pods import ContainerSpec, PodSpec

@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.annotated import absence
-from deviceplugin.annotated.absence import NOTICE_S, STOP_EVERY_S
-from deviceplugin.annotated.frontend import FRESH_S, reference
-from deviceplugin.annotated.status import TO_DO
+from deviceplugin.annotated.absence import NOTICE_S, STOP_EVERY_S, TO_DO
+from deviceplugin.annotated.inventory import reference
+from deviceplugin.annotated.shares import FRESH_S
 from deviceplugin.cli.node import missing_shares
 from deviceplugin.grants.podpresence import GONE_S
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod, Runtime

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from cdi.errors import SpecFileError
-from deviceplugin.annotated.frontend import FRESH_S
+from deviceplugin.annotated.shares import FRESH_S
 from deviceplugin.grants.podpresence import GONE_S
 from deviceplugin.nri.model import ContainerState, Pod, Refused, Runtime
 from deviceplugin.plan.ids import device_id

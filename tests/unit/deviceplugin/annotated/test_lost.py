@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.annotated.frontend import COMPARE_S
-from deviceplugin.annotated.status import STARTED_ALONE
 from deviceplugin.kubelet import cri
 from deviceplugin.nri.model import Container, ContainerState, Pod
 from deviceplugin.sim.cri import CriServer

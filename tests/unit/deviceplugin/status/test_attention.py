@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.annotated.status import (
-    STARTED_ALONE,
     AnnotatedStatus,
     IgnoredStatus,
     RefusedStatus,
