@@ -5,7 +5,7 @@ from collections.abc import Callable
 from deviceplugin.annotated import devices
 from deviceplugin.annotated.contract import Ask
 from deviceplugin.grants.broker import Broker
-from deviceplugin.grants.presence import Holder
+from deviceplugin.grants.holders.model import Holder
 from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
 from deviceplugin.plan.isolation import Isolation

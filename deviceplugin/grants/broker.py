@@ -15,12 +15,12 @@ from typing import Protocol
 import msgspec
 from msgspec import structs
 
+from deviceplugin.grants.clients import Pods
 from deviceplugin.grants.drains import Drain, Drains, checked_reason
-from deviceplugin.grants.holders import Holders
+from deviceplugin.grants.holders.holders import Holders
+from deviceplugin.grants.holders.model import Holder, Observation
 from deviceplugin.grants.ledger import Ledger, LedgerError
 from deviceplugin.grants.offers import Offers
-from deviceplugin.grants.owners import Pods
-from deviceplugin.grants.presence import Holder, Observation
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
@@ -585,7 +585,7 @@ class Broker:
             return self._holders.pods_by_key()
 
     def checkpoint_only(self) -> set[str]:
-        """See Presence.checkpoint_only."""
+        """See ShareHolders.checkpoint_only."""
         with self._lock:
             return set(self._holders.shares.checkpoint_only())
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from deviceplugin.grants import owners
 from deviceplugin.grants.broker import Broker, Inspection
-from deviceplugin.grants.owners import Pods
-from deviceplugin.grants.presence import Holder
+from deviceplugin.grants.clients import Pods, claims, is_of, pids_text
+from deviceplugin.grants.holders.model import Holder
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.plan import isolation
 from deviceplugin.plan.model import Allocation
@@ -174,7 +173,7 @@ class EnforcementCheck:
         known = self._broker.pods()
         clients = [client for gpu in self._broker.gpus() for client in gpu.clients]
         strangers = {c.pid for c in clients if c.allocation_key is None}
-        claimers = {c.pid for c in clients if owners.claims(c, known)}
+        claimers = {c.pid for c in clients if claims(c, known)}
         views = {}
         for holder in holders:
             running = [process for process in processes.get(holder.pod_uid, ()) if not process.is_pause]
@@ -224,4 +223,4 @@ def _tells_clients(gpu: GpuStatus) -> bool:
 def _plain(allocation: Allocation, clients: Mapping[str, GpuClients], pods: Pods) -> str:
     """PIDs (some, as text) of an allocation's processes on its GPUs that are no MPS clients (pure)."""
     found = [c for uuid in allocation.gpus if uuid in clients for c in clients[uuid].clients if not c.mps]
-    return owners.pids(client for client in found if owners.is_of(client, allocation.key, pods))
+    return pids_text(client for client in found if is_of(client, allocation.key, pods))

@@ -7,7 +7,7 @@ container once, it alone speaks of it.
 
 from collections.abc import Collection, Iterable, Mapping
 
-from deviceplugin.grants.presence import Observation
+from deviceplugin.grants.holders.model import Observation
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.plan import ids
 from mpsd.config.model import AnnotationsConfig

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from deviceplugin.grants.broker import Broker, Inspection
-from deviceplugin.grants.presence import Holder
+from deviceplugin.grants.holders.model import Holder
 from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.render import CGROUP_LIMITS
 from mpsd.common.errors import GpufracError

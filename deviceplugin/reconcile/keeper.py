@@ -16,8 +16,8 @@ from cdi.errors import CdiError
 from cdi.model import Spec
 from cdi.writer import Applied
 from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.holders.model import Holder, Observation, Shares
 from deviceplugin.grants.ledger import LedgerError
-from deviceplugin.grants.presence import Holder, Observation, Shares
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.places import KubeletPlaces, pod_exists
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError

@@ -6,9 +6,8 @@ memory back when they end.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from deviceplugin.grants import owners
 from deviceplugin.grants.broker import Broker
-from deviceplugin.grants.owners import Pods
+from deviceplugin.grants.clients import Pods, is_of, pids_text
 from deviceplugin.plan.model import Allocation
 from mpsd.common.processes import PodProcess
 from mpsd.localapi.snapshot import GpuClients
@@ -123,6 +122,6 @@ def living(
     # Their pods are gone: whatever of these still runs holds them all, whichever it says it has.
     gone = {uid for key in keys for uid in pods.get(key, ())} - set(but)
     clients_of = (
-        c for gpu in found for c in gpu.clients if c.pod_uid in gone or any(owners.is_of(c, key, pods) for key in keys)
+        c for gpu in found for c in gpu.clients if c.pod_uid in gone or any(is_of(c, key, pods) for key in keys)
     )
-    return error, owners.pids(clients_of)
+    return error, pids_text(clients_of)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from deviceplugin.annotated.status import AnnotatedStatus
-from deviceplugin.grants.owners import Pods, is_foreign, pids
+from deviceplugin.grants.clients import Pods, is_foreign, pids_text
 from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.plan.view import ITS_DAEMON, daemon_text
 from deviceplugin.status.status import AllocationStatus, PluginStatus
@@ -56,7 +56,7 @@ def _of_mpsd(snapshot: Snapshot, pods: Pods) -> list[str]:
             owner = f"group {daemon.name}" if daemon.name not in ("", gpu.info.uuid) else name
             daemons.append((owner, daemon_text(daemon)))
         if alien := [client for client in gpu.clients if client.allocation_key is None and is_foreign(client, pods)]:
-            foreign.append((name, f"processes without an allocation use it: pid {pids(alien)}"))
+            foreign.append((name, f"processes without an allocation use it: pid {pids_text(alien)}"))
     lines += _together(sick, " ") + _together(daemons) + _together(foreign)
     return lines + list(snapshot.warnings)
 

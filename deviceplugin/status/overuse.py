@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from deviceplugin.grants.owners import Pods, is_of, pids
+from deviceplugin.grants.clients import Pods, is_of, pids_text
 from deviceplugin.plan.model import Allocation
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Enforcement
@@ -60,7 +60,8 @@ def over_limit(use: Use | None, limit_bytes: int, level: Enforcement) -> str:
     used = f"{'' if use.complete else 'at least '}{format_bytes(-(-use.used_bytes // MIB) * MIB)}"
     several = len(use.clients) > 1
     return (
-        f"{'its processes' if several else 'its process'} (pid {pids(use.clients)}) {'have' if several else 'has'} "
+        f"{'its processes' if several else 'its process'} (pid {pids_text(use.clients)}) "
+        f"{'have' if several else 'has'} "
         f"{used} on GPU {use.gpu_index}{' together' if several else ''}, beyond its limit of "
         f"{format_bytes(limit_bytes)}: {_NOT_HELD[level]}; neighbours may not get what was granted to them: "
         "give it a larger share, or end it"

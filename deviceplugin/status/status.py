@@ -7,9 +7,9 @@ import msgspec
 
 from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.annotated.status import AnnotatedStatus
-from deviceplugin.grants import owners
 from deviceplugin.grants.broker import Inspection
-from deviceplugin.grants.presence import Holder, Shares
+from deviceplugin.grants.clients import claims, pids_text
+from deviceplugin.grants.holders.model import Holder, Shares
 from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.enforcement import mps_level, not_hard
@@ -351,10 +351,10 @@ def claims_of(inspection: Inspection) -> dict[str, str]:
     found: dict[str, dict[str, list[GpuClient]]] = {}
     for gpu in inspection.gpus:
         for client in gpu.clients:
-            if owners.claims(client, pods):
+            if claims(client, pods):
                 found.setdefault(client.allocation_key or "", {}).setdefault(client.pod_uid, []).append(client)
     return {
-        key: ", ".join(f"pid {owners.pids(found)} of pod {names.get(uid, uid)}" for uid, found in by_pod.items())
+        key: ", ".join(f"pid {pids_text(found)} of pod {names.get(uid, uid)}" for uid, found in by_pod.items())
         for key, by_pod in found.items()
     }
 

@@ -210,7 +210,7 @@ def test_more_than_there_is_is_refused_whoever_asks_in_whatever_order(node: Anno
 
 
 def test_a_pod_that_waits_for_memory_gets_it_when_the_one_before_is_gone(short_tmp: Path) -> None:
-    with opened(short_tmp, {"deviceplugin.grants.podpresence.GONE_S": 3600.0}) as node:
+    with opened(short_tmp, {"deviceplugin.grants.holders.pods.GONE_S": 3600.0}) as node:
         big = node.make(*node.ask(limit="78Gi"))
         pod, container = node.ask(limit="78Gi")
         node.until_refused(pod, container, "usable is free")

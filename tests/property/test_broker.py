@@ -16,8 +16,8 @@ from msgspec import structs
 
 from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.drains import Drains
+from deviceplugin.grants.holders.model import Holder, Observation
 from deviceplugin.grants.ledger import Ledger
-from deviceplugin.grants.presence import Holder, Observation
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.start import start_objection
 from deviceplugin.reconcile.hardlimits import VERIFIED_S

@@ -11,7 +11,7 @@ from deviceplugin.annotated.absence import NOTICE_S, STOP_EVERY_S, TO_DO
 from deviceplugin.annotated.inventory import reference
 from deviceplugin.annotated.shares import FRESH_S
 from deviceplugin.cli.node import missing_shares
-from deviceplugin.grants.podpresence import GONE_S
+from deviceplugin.grants.holders.pods import GONE_S
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod, Runtime
 from deviceplugin.plan import render
 from deviceplugin.plan.model import Refusal

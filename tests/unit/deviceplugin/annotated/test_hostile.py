@@ -8,7 +8,7 @@ from msgspec import structs
 
 from cdi.errors import SpecFileError
 from deviceplugin.annotated.shares import FRESH_S
-from deviceplugin.grants.podpresence import GONE_S
+from deviceplugin.grants.holders.pods import GONE_S
 from deviceplugin.nri.model import ContainerState, Pod, Refused, Runtime
 from deviceplugin.plan.ids import device_id
 from deviceplugin.reconcile.hardlimits import MarkedCgroup

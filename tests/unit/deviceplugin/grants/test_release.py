@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from deviceplugin.grants.presence import ABSENT_S
+from deviceplugin.grants.holders.shares import ABSENT_S
 from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.model import Allocation
 from mpsd.common.processes import PodProcess

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.grants.presence import Holder, Observation
+from deviceplugin.grants.holders.model import Holder, Observation
 from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.model import Allocation, Refusal
 from deviceplugin.reconcile.foreign import InitHolders

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.grants import lastknown
-from deviceplugin.grants.presence import ABSENT_S
+from deviceplugin.grants.holders.shares import ABSENT_S
 from deviceplugin.plan.model import Allocation
 from deviceplugin.reconcile.hardlimits import VERIFIED_S, MarkedCgroup, marked_cgroups
 from deviceplugin.status import metrics

@@ -10,8 +10,9 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.cli.node import missing_shares
 from deviceplugin.grants import lastknown
 from deviceplugin.grants.broker import DAEMON_GRACE_S
+from deviceplugin.grants.holders.model import Holder
+from deviceplugin.grants.holders.shares import ABSENT_S
 from deviceplugin.grants.ledger import Ledger, LedgerError
-from deviceplugin.grants.presence import ABSENT_S, Holder
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.kubelet.servicer import DevicePlugin

@@ -1,5 +1,5 @@
-"""Is an allocation still held, and whose is it? Judged from what the kubelet shows (pure; the caller brings times and
-observations).
+"""Is a share of the device plugin still held, and by whom? Judged from what the kubelet shows (pure; the caller brings
+times and observations).
 
 An allocation may go when, for long enough, PodResources does not show it and no entry of the kubelet's checkpoint whose
 pod directory exists names it. PodResources omits plain init containers, which is why the checkpoint has a say; the
@@ -11,8 +11,7 @@ One that was ever shown is past its pod's admission: only another pod can ask fo
 
 from collections.abc import Collection, Iterable, Mapping
 
-import msgspec
-
+from deviceplugin.grants.holders.model import Holder, Observation, Shares
 from deviceplugin.plan.model import Allocation
 
 ABSENT_S = 15.0
@@ -21,36 +20,8 @@ ABSENT_AFTER_RESTART_S = 60.0
 """How long after a kubelet restart an allocation from before it is held, unless the new kubelet has shown it: it shows
 pods late."""
 
-Shares = tuple[str, tuple[str, ...]]
-"""Resource and sorted device IDs of one container."""
 
-
-class Holder(msgspec.Struct, frozen=True):
-    """A container that holds shares. `pod_uid` and `key` (of its cached answer) come from the checkpoint only."""
-
-    namespace: str = ""
-    pod: str = ""
-    container: str = ""
-    pod_uid: str = ""
-    key: str | None = None
-
-
-class Observation(msgspec.Struct, frozen=True):
-    """What a kubelet shows at one moment.
-
-    `listed`: PodResources, one entry per container and resource. `checkpointed`: entries of the checkpoint whose pod
-    directory exists, or None where the checkpoint can't be read: unknown is not absent, so nothing is believed gone.
-    Of several entries with the same shares it has one; `keyed` has each by the key of its cached answer. `removed`:
-    of the pods that were seen to hold something, those whose directory is gone.
-    """
-
-    listed: dict[Shares, Holder]
-    checkpointed: dict[Shares, Holder] | None
-    keyed: dict[str, Holder] = {}
-    removed: frozenset[str] = frozenset()
-
-
-class Presence:
+class ShareHolders:
     """Since when each allocation is absent, and who holds it. State of one owner; times are monotonic seconds.
 
     `seen` allocations were shown by the kubelet that runs now, `shown` ones by any, ever. `older` ones were granted

@@ -3,55 +3,55 @@
 import os
 
 from deviceplugin.annotated.sandboxes import Sandboxes, holder, is_alive
-from deviceplugin.grants.podpresence import GONE_S, PodPresence
+from deviceplugin.grants.holders.pods import GONE_S, PodHolders
 from deviceplugin.nri.model import Container, Pod
 from mpsd.common.processes import start_time
 
 
-def heard() -> PodPresence:
-    presence = PodPresence()
-    presence.synchronized({"a", "b"}, {"a", "b"}, 0)
-    return presence
+def heard() -> PodHolders:
+    holders = PodHolders()
+    holders.synchronized({"a", "b"}, {"a", "b"}, 0)
+    return holders
 
 
 def test_a_stopped_pod_is_released_after_its_grace_or_when_somebody_needs_it() -> None:
-    presence = heard()
-    presence.stopped("a", 10)
-    assert set(presence.gone()) == {"a"}
-    assert presence.releasable(10 + GONE_S - 1) == set()
-    assert presence.releasable(10, pressed=True) == {"a"}
-    assert presence.releasable(10 + GONE_S) == {"a"}
-    presence.runs("a")
-    assert presence.releasable(10 + GONE_S) == set()
+    holders = heard()
+    holders.stopped("a", 10)
+    assert set(holders.gone()) == {"a"}
+    assert holders.releasable(10 + GONE_S - 1) == set()
+    assert holders.releasable(10, pressed=True) == {"a"}
+    assert holders.releasable(10 + GONE_S) == {"a"}
+    holders.runs("a")
+    assert holders.releasable(10 + GONE_S) == set()
 
 
 def test_silence_releases_nobody() -> None:
-    presence = heard()
-    presence.stopped("a", 10)
-    presence.unheard()
-    assert presence.releasable(1000, pressed=True) == set()
-    presence.synchronized({"a", "b"}, {"b"}, 1000)
-    assert presence.releasable(1000) == {"a"}, "gone since before"
-    presence.synchronized({"a", "b"}, {"a"}, 1001)
-    assert presence.releasable(1001, pressed=True) == {"b"}
+    holders = heard()
+    holders.stopped("a", 10)
+    holders.unheard()
+    assert holders.releasable(1000, pressed=True) == set()
+    holders.synchronized({"a", "b"}, {"b"}, 1000)
+    assert holders.releasable(1000) == {"a"}, "gone since before"
+    holders.synchronized({"a", "b"}, {"a"}, 1001)
+    assert holders.releasable(1001, pressed=True) == {"b"}
 
 
 def test_a_directory_that_was_there_and_is_removed_counts_whatever_the_runtime_says() -> None:
-    presence = heard()
-    presence.directories((), {"a", "b"}, 0)
-    assert presence.gone() == set(), "pods of a runtime without a kubelet"
-    presence.directories({"a"}, {"b"}, 1)
-    presence.directories((), {"a", "b"}, 2)
-    assert set(presence.gone()) == {"a"}
-    assert presence.releasable(2) == {"a"}, "nothing is made anew of it"
-    presence.keep({"b"})
-    assert presence.gone() == set()
+    holders = heard()
+    holders.directories((), {"a", "b"}, 0)
+    assert holders.gone() == set(), "pods of a runtime without a kubelet"
+    holders.directories({"a"}, {"b"}, 1)
+    holders.directories((), {"a", "b"}, 2)
+    assert set(holders.gone()) == {"a"}
+    assert holders.releasable(2) == {"a"}, "nothing is made anew of it"
+    holders.keep({"b"})
+    assert holders.gone() == set()
 
 
 def test_without_a_runtime_a_missing_directory_is_enough() -> None:
-    presence = PodPresence()
-    presence.directories({"b"}, {"a"}, 0)
-    assert presence.releasable(GONE_S) == {"a"}
+    holders = PodHolders()
+    holders.directories({"b"}, {"a"}, 0)
+    assert holders.releasable(GONE_S) == {"a"}
 
 
 def pod(name: str, uid: str = "u", pid: int = 5) -> Pod:

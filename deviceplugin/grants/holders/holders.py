@@ -3,9 +3,10 @@ that makes their pods: each in its own way, and here in one (pure state; the own
 
 from collections.abc import Collection, Iterable, Mapping
 
-from deviceplugin.grants.owners import Pods
-from deviceplugin.grants.podpresence import PodPresence
-from deviceplugin.grants.presence import Holder, Observation, Presence
+from deviceplugin.grants.clients import Pods
+from deviceplugin.grants.holders.model import Holder, Observation
+from deviceplugin.grants.holders.pods import PodHolders
+from deviceplugin.grants.holders.shares import ShareHolders
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.model import Allocation
 
@@ -18,8 +19,8 @@ class Holders:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self.shares = Presence()
-        self.annotated = PodPresence()
+        self.shares = ShareHolders()
+        self.annotated = PodHolders()
 
     def holder(self, allocation: Allocation) -> Holder | None:
         """Who holds it now, as far as known."""

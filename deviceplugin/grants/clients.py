@@ -39,6 +39,6 @@ def is_foreign(client: GpuClient, pods: Pods) -> bool:
     return False
 
 
-def pids(clients: Iterable[GpuClient]) -> str:
+def pids_text(clients: Iterable[GpuClient]) -> str:
     """Some of them as text, each once."""
     return ", ".join(map(str, list(dict.fromkeys(client.pid for client in clients))[:5]))

@@ -12,7 +12,7 @@ GONE_S = 15.0
 sandbox anew."""
 
 
-class PodPresence:
+class PodHolders:
     """Since when each pod, by UID, is gone. State of one owner; times are monotonic seconds."""
 
     def __init__(self) -> None:

@@ -1,0 +1,31 @@
+"""Who holds an allocation, and what a kubelet shows of that at one moment (values)."""
+
+import msgspec
+
+Shares = tuple[str, tuple[str, ...]]
+"""Resource and sorted device IDs of one container."""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A container that holds shares. `pod_uid` and `key` (of its cached answer) come from the checkpoint only."""
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str = ""
+    key: str | None = None
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What a kubelet shows at one moment.
+
+    `listed`: PodResources, one entry per container and resource. `checkpointed`: entries of the checkpoint whose pod
+    directory exists, or None where the checkpoint can't be read: unknown is not absent, so nothing is believed gone.
+    Of several entries with the same shares it has one; `keyed` has each by the key of its cached answer. `removed`:
+    of the pods that were seen to hold something, those whose directory is gone.
+    """
+
+    listed: dict[Shares, Holder]
+    checkpointed: dict[Shares, Holder] | None
+    keyed: dict[str, Holder] = {}
+    removed: frozenset[str] = frozenset()
