@@ -23,6 +23,7 @@ from deviceplugin.plan.isolation import Isolation
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
+from mpsd.common.marker import MARKER
 from mpsd.common.processes import PodProcess
 from mpsd.config.model import AnnotationsConfig, Enforcement
 from mpsd.gpu.model import MIB
@@ -102,7 +103,7 @@ class ExistingContainers:
 
     def _judge(self, ref: ContainerRef, ask: Ask, container: Container, kept_apart: Isolation, *, by_cdi: bool) -> None:
         """One of ours is known, or taken in again; another is noted, and what it takes is counted."""
-        key = container.variable(render.MARKER)
+        key = container.variable(MARKER)
         known = self._broker.of_container(ref)
         if known is not None and key == known.key and not known.runs_unenforced and _matches_plan(container, known):
             return

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import structs
 
 from deviceplugin.nri.model import Container, ContainerState, Inventory, Pod
-from deviceplugin.plan import render
 from deviceplugin.plan.model import Allocation
+from mpsd.common.marker import MARKER
 from mpsd.common.processes import PodProcess
 
 
@@ -42,7 +42,7 @@ def lost(
         granted = known(pod, container)
         if granted is not None and (granted.key in markers or granted.runs_unenforced):
             continue
-        env = tuple(f"{render.MARKER}={marker}" for marker in sorted(markers)[:1])
+        env = tuple(f"{MARKER}={marker}" for marker in sorted(markers)[:1])
         found.append((pod, structs.replace(container, env=env)))
     return found
 

@@ -11,6 +11,7 @@ from deviceplugin.plan import render
 from deviceplugin.plan.isolation import Isolation
 from deviceplugin.plan.model import Allocation, ContainerRef
 from mpsd.common.errors import GpufracError
+from mpsd.common.marker import MARKER
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Enforcement
 
@@ -43,7 +44,7 @@ def share_of(
 def key_of(container: Container) -> str | None:
     """Of the allocation that a container says it has: by the annotation in the plugin's answer, which only the kubelet
     sets, else by our marker."""
-    for key in (container.annotations.get(render.KIND), container.variable(render.MARKER)):
+    for key in (container.annotations.get(render.KIND), container.variable(MARKER)):
         if key and render.is_key(key):
             return key
     return None

@@ -9,6 +9,7 @@ from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
 from deviceplugin.plan.model import Allocation, ContainerRef
 from mpsd.common.errors import GpufracError
+from mpsd.common.marker import MARKER
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Enforcement
 from mpsd.limits.model import same_limit
@@ -66,14 +67,14 @@ class Starter:
         """What it was created with."""
         planned = self._broker.of_container(ref)
         planned = planned or shares.share_of(self._broker, ref, container, self._observe)
-        key = container.variable(render.MARKER)
+        key = container.variable(MARKER)
         if planned is None or planned.runs_unenforced:
             raise GpufracError("it was created while gpufrac was not there, so it has no limit: it must be made again")
         if key != planned.key:
             # What a runtime does not know of an answer it drops in silence, such as CDI devices (containerd 1.7.24).
             shown = render.is_key(key) if key else False
             raise GpufracError(
-                f"it was created without what gpufrac gave it (its {render.MARKER} is {key if shown else 'not ours'}): "
+                f"it was created without what gpufrac gave it (its {MARKER} is {key if shown else 'not ours'}): "
                 "it must be made again; if that goes on, the container runtime does not apply it"
             )
         return planned

@@ -31,7 +31,7 @@ def node_options(command: Callable[P, None]) -> Callable[P, None]:
 
 def run_root_of(config_path: str | None, run_root: str | None) -> str:
     """The directory of the sockets. Raises ConfigError for a config that can't be used, or a path that is too long."""
-    from mpsd.localapi.server import MAX_PATH_BYTES
+    from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 
     if run_root is None and config_path is not None:
         from mpsd.config.load import load_config
@@ -39,10 +39,10 @@ def run_root_of(config_path: str | None, run_root: str | None) -> str:
         run_root = load_config(config_path).mps.run_root
     root = run_root or DEFAULT_RUN_ROOT
     size_bytes = len(os.fsencode(f"{root}/plugin.sock"))
-    if size_bytes > MAX_PATH_BYTES:
+    if size_bytes > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
             f"cannot use run root {root[:80]}...: the path of a socket in it has {size_bytes} bytes, and may have "
-            f"{MAX_PATH_BYTES}: name a shorter directory"
+            f"{MAX_SOCKET_PATH_BYTES}: name a shorter directory"
         )
     return root
 

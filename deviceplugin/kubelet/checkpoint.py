@@ -15,6 +15,7 @@ from cdi.atomic import read_regular
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.plan import render
 from mpsd.common.errors import TransientError
+from mpsd.common.marker import MARKER
 
 FILE_NAME = "kubelet_internal_checkpoint"
 MAX_BYTES = 64 * 1024 * 1024
@@ -90,5 +91,5 @@ def _allocation_key(answer: str | None) -> str | None:
         return None
     keys = [render.key_of_device(device.name) for device in response.cdi_devices]
     # A kubelet without cdi_devices drops that field, but keeps the annotation and the env of `delivery: both`.
-    keys += [response.annotations.get(render.KIND), response.envs.get(render.MARKER)]
+    keys += [response.annotations.get(render.KIND), response.envs.get(MARKER)]
     return next((key for key in keys if key and render.is_key(key)), None)

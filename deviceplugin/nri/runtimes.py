@@ -14,10 +14,14 @@ CDI_WINS_IN = "containerd, or CRI-O 1.34 or newer"
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
 
-def takes_cdi(runtime: Runtime) -> bool:
-    """Whether a runtime injects CDI devices that a plugin names. One we don't know is not asked to."""
+def takes_cdi(runtime: Runtime, *, unknown: bool = False) -> bool:
+    """Whether a runtime injects CDI devices that a plugin names.
+
+    Args:
+        unknown: the answer for one whose name or version tells nothing. We don't ask such a one to.
+    """
     since = _CDI_FROM_PLUGINS_SINCE.get(runtime.name.lower())
-    return since is not None and at_least(runtime, since)
+    return unknown if since is None or _VERSION.match(runtime.version) is None else at_least(runtime, since)
 
 
 def starts_wait(runtime: Runtime) -> bool:

@@ -27,6 +27,7 @@ from deviceplugin.nri.ttrpc import Answer
 from mpsd.common.errors import ConfigError, ProtocolError
 from mpsd.common.log import get_logger
 from mpsd.common.socketfile import SocketFile
+from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.common.threads import GuardedThread, Mishaps
 
 ANSWER_S: Final = 1.2
@@ -44,7 +45,6 @@ SYNCHRONIZED_WITHIN_S: Final = 60.0
 """From there. A runtime waits until no container is being started."""
 CLOSE_S: Final = 2.0
 STUCK_LOG_S: Final = 60.0
-MAX_PATH_BYTES: Final = 107
 _NAME: Final = re.compile(r"[A-Za-z0-9_.+-]+")
 _INDEX: Final = re.compile(r"[0-9]{2}")
 
@@ -334,8 +334,8 @@ def _registered(registration: PendingCall) -> None:
 def _check(path: str, name: str, index: str) -> None:
     """Raises ConfigError. The rules for names are those of containerd/nri pkg/api/plugin.go."""
     size_bytes = len(os.fsencode(path))
-    if not path or size_bytes > MAX_PATH_BYTES:
-        raise ConfigError(f"cannot connect to {path!r}: a socket path holds 1 to {MAX_PATH_BYTES} bytes")
+    if not path or size_bytes > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(f"cannot connect to {path!r}: a socket path holds 1 to {MAX_SOCKET_PATH_BYTES} bytes")
     if not _NAME.fullmatch(name):
         raise ConfigError(f"cannot register as {name!r}: a plugin's name holds letters, digits and _.+- only")
     if not _INDEX.fullmatch(index):

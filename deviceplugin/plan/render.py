@@ -7,13 +7,13 @@ import msgspec
 
 from cdi.model import ContainerEdits, Device, Mount, Spec
 from deviceplugin.plan.model import Allocation
+from mpsd.common.marker import MARKER
 from mpsd.config.model import Delivery, Enforcement
 from mpsd.gpu.model import MIB, Mode
 
 VENDOR = "gpufrac.dev"
 CLASS = "allocation"
 KIND = f"{VENDOR}/{CLASS}"
-MARKER = "GPUFRAC_ALLOCATION"
 
 CGROUP_LIMITS = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")
 """What the container toolkit's hook reads, in MiB: it acts when either is set."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from deviceplugin.plan.isolation import SHARED, Isolation
-from deviceplugin.plan.render import MARKER
+from mpsd.common.marker import MARKER
 from mpsd.common.processes import PodProcess
 
 SUSPECT_S = 20.0

@@ -7,7 +7,6 @@ second node out.
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -24,8 +23,8 @@ import msgspec
 import deviceplugin
 from cdi.atomic import read_regular
 from deviceplugin.kubelet.cri import SIMULATED_SOCKET
+from deviceplugin.nri import runtimes
 from deviceplugin.nri.model import Runtime
-from deviceplugin.nri.runtimes import cdi_loses
 from deviceplugin.sim import annotations, placement, report, scheduler
 from deviceplugin.sim.cluster import ClusterScheduler, waiting
 from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
@@ -93,8 +92,6 @@ _PATHS = (
 )
 RUNTIME = ("containerd", "2.1.9")
 """Name and version of the container runtime, as NRI plugins are told."""
-_NRI_CDI_SINCE = {"containerd": (2, 1), "cri-o": (1, 34)}
-"""From which version on a runtime takes CDI devices from NRI plugins."""
 _ON_THE_WAY = (DaemonState.ABSENT, DaemonState.STARTING, DaemonState.CONFIGURING)
 
 
@@ -178,9 +175,7 @@ def node_config(
 def takes_cdi(runtime: tuple[str, str]) -> bool:
     """Whether a container runtime takes CDI devices from NRI plugins; one we don't know does."""
     name, version = runtime
-    numbers = re.match(r"v?([0-9]+)\.([0-9]+)", version)
-    since = _NRI_CDI_SINCE.get(name.lower())
-    return since is None or numbers is None or (int(numbers[1]), int(numbers[2])) >= since
+    return runtimes.takes_cdi(Runtime(name=name, version=version), unknown=True)
 
 
 def _highest_index(config: NodeConfig) -> int:
@@ -301,7 +296,7 @@ class SimulatedNode:
             simulation_directory=self.simulation_directory,
             nri=self._serve_nri if self._nri else None,
             nri_cdi=takes_cdi(self._runtime),
-            cdi_wins=not cdi_loses(Runtime(name=self._runtime[0], version=self._runtime[1])),
+            cdi_wins=not runtimes.cdi_loses(Runtime(name=self._runtime[0], version=self._runtime[1])),
             cri_socket=os.path.join(self.config.mps.run_root, SIMULATED_SOCKET),
             runtime=self._runtime,
             call_timeout_s=CALL_TIMEOUT_S,

@@ -10,7 +10,7 @@ from deviceplugin.sim.kubelet import START_ERROR, AdmittedPod, Phase
 from deviceplugin.sim.placement import Lack
 from deviceplugin.sim.pods import environment
 from deviceplugin.sim.runtime import Container, Edits, State
-from mpsd.common.processes import MARKER
+from mpsd.common.marker import MARKER
 from mpsd.common.quantity import format_bytes
 from mpsd.common.text import plain
 

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-MARKER = "GPUFRAC_ALLOCATION"
-"""Set in every container that holds an allocation of ours; its value is the allocation's key."""
+from mpsd.common.marker import MARKER
 
 SIMULATED_POD_UID, SIMULATED_CONTAINER = "GPUFRAC_SIM_POD_UID", "GPUFRAC_SIM_CONTAINER"
 """Stand for the cgroup on a simulated node, where processes have none of their own."""

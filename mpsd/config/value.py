@@ -14,11 +14,11 @@ import msgspec
 import yaml
 
 from mpsd.common.quantity import MAX_VALUE, OutOfRangeError, QuantityError, format_bytes, parse_quantity, quoted
+from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.config.problems import ConfigProblem
 from mpsd.gpu.model import MIB
 
 _MAX_ITEMS = 256
-_MAX_SOCKET_PATH_BYTES = 107  # sun_path without its NUL
 _MAX_SIZE_BYTES = MAX_VALUE // MIB * MIB
 
 _PLAIN_TAGS = frozenset(
@@ -246,9 +246,9 @@ class Value:
         if text == "/" and not root_allowed:
             self.note("must be a directory below /")
             return None
-        most = _MAX_SOCKET_PATH_BYTES - len(socket_below or "")
+        most = MAX_SOCKET_PATH_BYTES - len(socket_below or "")
         if socket_below is not None and len(text.encode()) > most:
-            below = f"the path of a socket below it would pass {_MAX_SOCKET_PATH_BYTES} bytes"
+            below = f"the path of a socket below it would pass {MAX_SOCKET_PATH_BYTES} bytes"
             self.note(f"must be at most {most} bytes long: {below if socket_below else 'it is the path of a socket'}")
             return None
         return text

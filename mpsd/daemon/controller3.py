@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 from cdi.atomic import read_regular, replace_file
 from mpsd.common.errors import GpufracError, TransientError
+from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import protocol3
 from mpsd.daemon.control import CommandFailedError, ControlClient
 from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients, check_client
 from mpsd.daemon.logs.parse import LogLine, Severity, interpret, parse_line, severity
 from mpsd.daemon.namespaces import SERVER, Namespace, is_ours
-from mpsd.daemon.paths import MAIN, SOCKET_PATH_MAX, DaemonDirs, link_directory, namespace_socket
+from mpsd.daemon.paths import MAIN, DaemonDirs, link_directory, namespace_socket
 from mpsd.daemon.plan import DaemonSpec
 from mpsd.daemon.protocol3 import DEFAULT, NamespaceRow
 
@@ -174,8 +175,10 @@ def _name_objection(dirs: DaemonDirs, name: str) -> str:
     """Why there can't be a namespace of this name. Names come from the plugin, too, and become paths."""
     if not protocol3.is_name(name):
         return "its name is not made of a-z, 0-9 and _, at most 64 of them"
-    if (length := len(namespace_socket(dirs, name).encode())) > SOCKET_PATH_MAX:
-        return f"its socket's path would have {length} bytes, more than {SOCKET_PATH_MAX}: set a shorter mps.runRoot"
+    if (length := len(namespace_socket(dirs, name).encode())) > MAX_SOCKET_PATH_BYTES:
+        return (
+            f"its socket's path would have {length} bytes, more than {MAX_SOCKET_PATH_BYTES}: set a shorter mps.runRoot"
+        )
     return ""
 
 

@@ -4,11 +4,9 @@ import re
 
 import msgspec
 
+from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.config.model import MpsConfig, NamespaceMount
 from mpsd.daemon.namespaces import SERVER
-
-SOCKET_PATH_MAX = 107
-"""sun_path of a Unix socket is 108 bytes with its NUL. A daemon that can't bind exits without saying why."""
 
 MAIN = "_main"
 """The name among namespaces that stands for the daemon's main socket. No share's namespace is called so."""
@@ -103,13 +101,13 @@ def mount_directory(dirs: DaemonDirs, namespace: str) -> str:
 
 
 def socket_objection(dirs: DaemonDirs) -> str:
-    """Why a daemon could not bind its socket there, empty when it can."""
+    """Why a daemon could not bind its socket there, empty when it can. One that can't exits without saying why."""
     length = len(dirs.control_socket.encode())
-    if length <= SOCKET_PATH_MAX:
+    if length <= MAX_SOCKET_PATH_BYTES:
         return ""
     return (
-        f"its socket {dirs.control_socket} is {length} bytes long, more than the {SOCKET_PATH_MAX} a socket path may "
-        "have: choose a shorter mps.runRoot"
+        f"its socket {dirs.control_socket} is {length} bytes long, more than the {MAX_SOCKET_PATH_BYTES} a socket path "
+        "may have: choose a shorter mps.runRoot"
     )
 
 

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mpsd.common.quantity import format_bytes
+from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.config.model import NodeConfig, UnitMemory
 from mpsd.config.numbering import CONFIRM, is_excluded, is_stranger
 from mpsd.daemon.namespaces import MAX_NAME, SERVER, Namespace, share_name, units_name
-from mpsd.daemon.paths import SOCKET_PATH_MAX, DaemonDirs, base_environment, daemon_dirs
+from mpsd.daemon.paths import DaemonDirs, base_environment, daemon_dirs
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.localapi.snapshot import DesiredAllocation
 from mpsd.shares.capability import client_limit, several_users
@@ -163,10 +164,10 @@ def _not_shared(config: NodeConfig, group: Group, members: Sequence[GpuInfo], sp
         if reason := _gpu_not_shared(config, info):
             return f"GPU {info.index} of group {group.name}: {reason}" if group.declared else reason
     longest = len(f"{spec.dirs.pipe}/{SERVER}/{'x' * MAX_NAME}/control")
-    if spec.protocol == 3 and longest > SOCKET_PATH_MAX:
+    if spec.protocol == 3 and longest > MAX_SOCKET_PATH_BYTES:
         return (
-            f"the paths of its MPS sockets would have {longest} bytes, and {SOCKET_PATH_MAX} is the most a socket can "
-            "have: set a shorter mps.runRoot"
+            f"the paths of its MPS sockets would have {longest} bytes, and {MAX_SOCKET_PATH_BYTES} is the most a "
+            "socket can have: set a shorter mps.runRoot"
         )
     return ""
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from mpsd.common.errors import ConfigError, GpufracError, ProtocolError, TransientError
 from mpsd.common.lockfile import open_lock, try_lock
 from mpsd.common.log import get_logger
+from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.common.threads import GuardedThread
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
@@ -29,8 +30,6 @@ Method = Callable[[dict[str, Any]], object]
 Params come from outside: convert them (msgspec.convert) or check them. A method may block, at most wire.MAX_BLOCK_S.
 """
 
-MAX_PATH_BYTES: Final = 107
-"""sun_path of sockaddr_un holds 108 bytes with the closing zero (unix(7))."""
 IDLE_S: Final = 60.0
 """A connection that brings no whole request in this time is closed."""
 _SEND_S: Final = 10.0
@@ -239,10 +238,10 @@ def _bind(listener: socket.socket, path: str, mode: int) -> tuple[int, int]:
     The mode is set between bind and listen: until then the kernel refuses every connection.
     """
     size_bytes = len(os.fsencode(path))
-    if size_bytes > MAX_PATH_BYTES:
+    if size_bytes > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
-            f"cannot listen on {path}: a socket path holds at most {MAX_PATH_BYTES} bytes, this one has {size_bytes}; "
-            "choose a shorter mps.runRoot"
+            f"cannot listen on {path}: a socket path holds at most {MAX_SOCKET_PATH_BYTES} bytes, this one has "
+            f"{size_bytes}; choose a shorter mps.runRoot"
         )
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise GpufracError(f"cannot listen on {path}: No such file or directory; create its directory first")

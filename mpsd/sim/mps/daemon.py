@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import Faults
 from mpsd.sim.mps.limits import parse_command_value, visible_devices
@@ -25,7 +26,6 @@ from mpsd.sim.mps.views import ACTIVE, INITIALIZING, ClientView, DeviceView, Lim
 from mpsd.sim.mps.watch import watch_simulation
 from mpsd.sim.mps.wire import (
     CHANNEL_DESCRIPTOR,
-    MAX_SOCKET_PATH_BYTES,
     WORD_END,
     LineReader,
     peer_credentials,

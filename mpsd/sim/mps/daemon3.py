@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
+from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.sim.cudaerrors import NUMBERS
 from mpsd.sim.mps.control3 import CONTEXT_SHARE, DEFAULT, MEMACCT, Action3, Control3, Server3
 from mpsd.sim.mps.daemon import (
@@ -22,7 +23,7 @@ from mpsd.sim.mps.daemon import (
 from mpsd.sim.mps.grammar3 import QUIT, name_of
 from mpsd.sim.mps.switches import major
 from mpsd.sim.mps.views import INITIALIZING, Refused, ServerView
-from mpsd.sim.mps.wire import MAX_SOCKET_PATH_BYTES, WORD_END, LineReader, send_line, send_message
+from mpsd.sim.mps.wire import WORD_END, LineReader, send_line, send_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

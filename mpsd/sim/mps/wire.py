@@ -23,7 +23,6 @@ import os
 import sys
 
 MAX_MESSAGE_BYTES = 65536
-MAX_SOCKET_PATH_BYTES = 107
 WORD_END = "\0"
 CHANNEL_DESCRIPTOR = 3
 """Where a server finds its end of the socket pair."""

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpsd.common import processes
+from mpsd.common.marker import MARKER
 from mpsd.common.processes import PodProcess
 
 UID = "0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0"
@@ -85,11 +86,11 @@ def test_environ_keeps_bytes_and_the_first_of_two(proc: Proc) -> None:
 
 
 def test_marker_of_the_nearest_ancestor(proc: Proc) -> None:
-    proc.add(1, parent=0, env={processes.MARKER: "init"})
-    proc.add(10, env={processes.MARKER: "outer"})
-    proc.add(11, parent=10, env={processes.MARKER: ""})
+    proc.add(1, parent=0, env={MARKER: "init"})
+    proc.add(10, env={MARKER: "outer"})
+    proc.add(11, parent=10, env={MARKER: ""})
     proc.add(12, parent=11)
-    proc.add(20, parent=10, env={processes.MARKER: "inner"})
+    proc.add(20, parent=10, env={MARKER: "inner"})
     proc.add(21, parent=20)
     proc.add(30, parent=1)
     root = str(proc)
@@ -102,10 +103,10 @@ def test_marker_of_the_nearest_ancestor(proc: Proc) -> None:
 @pytest.mark.parametrize("value", [b"", b"\xff\xfe", "schlüssel".encode(), b"a\nb", b"x" * 65])
 def test_a_marker_that_cannot_be_ours_counts_as_none(proc: Proc, value: bytes) -> None:
     proc.add(10)
-    proc.add(11, env={processes.MARKER: "outer"})
+    proc.add(11, env={MARKER: "outer"})
     proc.add(12, parent=11)
     for pid in (10, 12):
-        (proc.root / str(pid) / "environ").write_bytes(processes.MARKER.encode() + b"=" + value + b"\0")
+        (proc.root / str(pid) / "environ").write_bytes(MARKER.encode() + b"=" + value + b"\0")
     assert processes.marker(10, proc=str(proc)) is None
     assert processes.marker(12, proc=str(proc)) == "outer"
 
@@ -114,7 +115,7 @@ def test_marker_gives_up_on_loops_and_long_chains(proc: Proc) -> None:
     proc.add(10, parent=11)
     proc.add(11, parent=10)
     for pid in range(100, 150):
-        proc.add(pid, parent=pid - 1, env={processes.MARKER: "far"} if pid == 100 else {})
+        proc.add(pid, parent=pid - 1, env={MARKER: "far"} if pid == 100 else {})
     assert processes.marker(10, proc=str(proc)) is None
     assert processes.marker(131, proc=str(proc)) == "far"
     assert processes.marker(132, proc=str(proc)) is None
@@ -192,7 +193,7 @@ def test_processes_of_pods(proc: Proc) -> None:
     pod = f"0::/kubepods.slice/kubepods-pod{SLICE_UID}.slice"
     proc.add(1, parent=0)
     proc.add(100)  # a host daemon: the shim
-    proc.add(110, parent=100, cgroup=f"{pod}/cri-containerd-aa.scope\n", env={processes.MARKER: "key1"})
+    proc.add(110, parent=100, cgroup=f"{pod}/cri-containerd-aa.scope\n", env={MARKER: "key1"})
     proc.add(111, parent=110, cgroup=f"{pod}/cri-containerd-aa.scope\n")
     proc.add(120, parent=100, cgroup=f"{pod}/cri-containerd-pause.scope\n")
     proc.add(130, parent=100, cgroup=f"{pod}/crio-conmon-aa.scope\n")
@@ -214,7 +215,7 @@ def test_an_environment_that_may_not_be_read_is_neither_there_nor_absent(proc: P
     proc.add(100)  # the host's shim, which nobody may read
     proc.add(110, parent=100, cgroup=scope)
     proc.add(111, parent=110, cgroup=scope)
-    proc.add(112, parent=110, cgroup=scope, env={processes.MARKER: "key1"})
+    proc.add(112, parent=110, cgroup=scope, env={MARKER: "key1"})
     proc.add(120, parent=100, cgroup=f"{pod}/cri-containerd-bb.scope\n")
     for pid in (100, 110):
         (proc.root / str(pid) / "environ").unlink()
@@ -231,7 +232,7 @@ def test_an_environment_that_may_not_be_read_is_neither_there_nor_absent(proc: P
 
 
 def test_simulated_pods_only_when_asked_for(proc: Proc) -> None:
-    env = {"GPUFRAC_SIM_POD_UID": UID, "GPUFRAC_SIM_CONTAINER": "main", processes.MARKER: "key1"}
+    env = {"GPUFRAC_SIM_POD_UID": UID, "GPUFRAC_SIM_CONTAINER": "main", MARKER: "key1"}
     proc.add(7, env=env, cgroup="0::/kubepods/podofci/x\n")
     proc.add(8, cgroup="0::/kubepods/podofci/x\n")
     root = str(proc)
@@ -261,7 +262,7 @@ def test_any_bytes_are_survived(tmp_path: Path, stat: bytes, environ: bytes, cgr
 def test_the_real_proc() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()"],
-        env={processes.MARKER: "real"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={MARKER: "real"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert child.stdout is not None
     child.stdout.readline()
