@@ -287,6 +287,18 @@ class StubKubelet:
         self._notify()
         return pod
 
+    def take_over(self, pods: Iterable[AdmittedPod]) -> None:
+        """Pods that an earlier process admitted: what they hold is in the checkpoint. Their sandboxes run;
+        `restart` or `restart_container` makes their containers."""
+        with self._admission:
+            for pod in pods:
+                self._pods[pod.uid] = pod
+                os.makedirs(os.path.join(self._pods_directory, pod.uid), mode=0o750, exist_ok=True)
+                for container in pod.containers:
+                    held = self._running.devices.held(pod.uid, container.spec.name)
+                    container.devices = {resource: tuple(sorted(slot.ids)) for resource, slot in held.items()}
+                self._runtime.run_sandbox(pod.spec, pod.uid)
+
     def delete(self, pod: AdmittedPod, *, force: bool = False) -> None:
         """Ends a pod's containers and forgets it. Its devices come back when somebody asks for devices next.
 
