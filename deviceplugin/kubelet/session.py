@@ -24,6 +24,7 @@ from deviceplugin.kubelet.rpcerror import describe
 from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
 from mpsd.common.errors import TransientError
 from mpsd.common.log import get_logger
+from mpsd.common.pacing import Backoff
 from mpsd.common.socketfile import SocketFile
 from mpsd.common.threads import GuardedThread, Mishaps, full_pool
 
@@ -127,12 +128,13 @@ class Session:
     def _keep_registered(self) -> None:
         registered_with: int | None = None
         last_kubelet: int | None = None
-        retry_s, not_before_s = RETRY_FIRST_S, 0.0
+        backoff, not_before_s = Backoff(RETRY_FIRST_S, RETRY_LAST_S), 0.0
         dial_at_s = time.monotonic() + SELF_DIAL_S
         while not self._stop.is_set():
             kubelet = self._kubelet.look()
             if kubelet != last_kubelet:  # the pauses of the last kubelet are not this one's
-                last_kubelet, retry_s, not_before_s = kubelet, RETRY_FIRST_S, 0.0
+                last_kubelet, not_before_s = kubelet, 0.0
+                backoff.reset()
             now_s = time.monotonic()
             reason = self._why_again(registered_with, kubelet)
             if not reason and now_s >= dial_at_s:
@@ -142,14 +144,13 @@ class Session:
                 before = registered_with
                 registered_with = self._begin_again(reason, kubelet)
                 # Also after a success: a kubelet that takes us and drops us again must not be asked in a tight loop.
-                not_before_s = time.monotonic() + retry_s
-                retry_s = min(retry_s * 2, RETRY_LAST_S)
+                not_before_s = time.monotonic() + backoff.pause_s()
                 if registered_with is not None:
                     dial_at_s = time.monotonic() + SELF_DIAL_S
                     if registered_with != before:
                         continue
             elif not reason and now_s >= not_before_s + RETRY_LAST_S:
-                retry_s = RETRY_FIRST_S
+                backoff.reset()
             until_s = not_before_s if reason or registered_with is None else min(dial_at_s, self._stream_due_s)
             self._wake.wait(max(0.01, until_s - time.monotonic()))
             self._wake.clear()

@@ -3,8 +3,8 @@
 import re
 from typing import ClassVar
 
-from deviceplugin.kubernetes.pacing import Failure
 from mpsd.common.errors import TransientError
+from mpsd.common.pacing import Failure
 
 MAX_TEXT = 300
 """How much of what the server says is kept."""

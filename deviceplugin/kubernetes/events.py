@@ -30,8 +30,8 @@ from deviceplugin.kubernetes.errors import (
 )
 from deviceplugin.kubernetes.model import EventType
 from deviceplugin.kubernetes.node import timestamp
-from deviceplugin.kubernetes.pacing import Backoff, Bucket
 from mpsd.common.log import get_logger
+from mpsd.common.pacing import Backoff, Bucket
 from mpsd.common.threads import GuardedThread
 
 COMPONENT = "gpufrac"

@@ -23,8 +23,8 @@ from deviceplugin.kubernetes.errors import (
     shown,
 )
 from deviceplugin.kubernetes.model import NodeReadiness
-from deviceplugin.kubernetes.pacing import Backoff, Bucket, Failure
 from mpsd.common.log import get_logger
+from mpsd.common.pacing import Backoff, Bucket, Failure
 from mpsd.common.threads import GuardedThread
 
 CONDITION = "gpu-fractioning.nvidia.com/Ready"

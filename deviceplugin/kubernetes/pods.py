@@ -15,8 +15,8 @@ import msgspec
 from deviceplugin.kubernetes.client import ApiClient, Watch, api_path
 from deviceplugin.kubernetes.errors import ApiError, ForbiddenError, GoneError, NonsenseError
 from deviceplugin.kubernetes.model import PodRef
-from deviceplugin.kubernetes.pacing import Backoff, Failure
 from mpsd.common.log import get_logger
+from mpsd.common.pacing import Backoff, Failure
 from mpsd.common.threads import GuardedThread
 
 DEFAULT_GRACE_S = 30.0

@@ -26,6 +26,7 @@ from deviceplugin.nri.requests import Entry, RequestQueue
 from deviceplugin.nri.ttrpc import Answer
 from mpsd.common.errors import ConfigError, ProtocolError
 from mpsd.common.log import get_logger
+from mpsd.common.pacing import Backoff
 from mpsd.common.socketfile import SocketFile
 from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.common.threads import GuardedThread, Mishaps
@@ -138,7 +139,7 @@ class NriSession:
     # The thread that connects and reads.
 
     def _run(self) -> None:
-        retry_s = RETRY_FIRST_S
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LAST_S, random.random)
         mishaps = Mishaps("nri", "the NRI session failed and begins again", log)
         while not self._stop.is_set():
             socket_number = self._socket.look()
@@ -149,10 +150,10 @@ class NriSession:
                 mishaps.note(error)
                 self._note_disconnected(f"{type(error).__name__}: {error}")
             if self._monotonic() - begun_s >= STEADY_S:
-                retry_s = RETRY_FIRST_S
+                backoff.reset()
             # Also after a success: a runtime that takes us and drops us again must not be asked in a tight loop.
-            new_socket = self._pause(retry_s * random.uniform(0.8, 1.2), socket_number)  # noqa: S311 - spreads retries
-            retry_s = RETRY_FIRST_S if new_socket else min(retry_s * 2, RETRY_LAST_S)
+            if self._pause(backoff.pause_s(), socket_number):
+                backoff.reset()
 
     def _pause(self, duration_s: float, tried: int | None) -> bool:
         """Waits. True, and early, when there is news: another socket than the one tried last."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mpsd.common.log import get_logger
+from mpsd.common.pacing import Backoff
 from mpsd.common.reason import Reason
 from mpsd.common.threads import GuardedThread
 
@@ -72,7 +73,7 @@ class MetricsServer:
         self._woken.close()
 
     def _run(self) -> None:
-        pause_s = RETRY_FIRST_S
+        backoff = Backoff(RETRY_FIRST_S, RETRY_LAST_S)
         while not self._stop.is_set():
             listeners: list[socket.socket] = []
             try:
@@ -82,8 +83,7 @@ class MetricsServer:
                 self._serve(listeners)
             except OSError as error:
                 self._note(_problem(self.address, error))
-                self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, RETRY_LAST_S)
+                self._stop.wait(backoff.pause_s())
             finally:
                 for listener in listeners:
                     listener.close()

@@ -14,6 +14,7 @@ from typing import Final
 
 from mpsd.common.errors import TransientError
 from mpsd.common.log import Logger, get_logger
+from mpsd.common.pacing import Backoff
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_LAST_S: Final = 5.0
@@ -86,7 +87,7 @@ class GuardedThread(threading.Thread):
 
     def run(self) -> None:
         mishaps = Mishaps(self.name, "a thread failed and goes on")
-        pause_s, last = PAUSE_FIRST_S, False
+        backoff, last = Backoff(PAUSE_FIRST_S, PAUSE_LAST_S), False
         while True:
             begun_s = time.monotonic()
             try:
@@ -94,13 +95,12 @@ class GuardedThread(threading.Thread):
                 return
             except BaseException as error:  # noqa: BLE001 - nothing may end it
                 if time.monotonic() - begun_s >= STEADY_S:
-                    pause_s = PAUSE_FIRST_S
+                    backoff.reset()
                     mishaps.none()
                 mishaps.note(error, thread=self.name)
             if last:
                 return
-            last = self._ending.wait(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_LAST_S)
+            last = self._ending.wait(backoff.pause_s())
 
 
 def _count(name: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from mpsd.common.pacing import pause_s
 from mpsd.config.model import WedgePolicy
 from mpsd.localapi.snapshot import DaemonState as State
 
@@ -212,9 +213,8 @@ def step(life: Lifecycle, event: Event, now_s: float, rng: Jitter, policy: Polic
 
 
 def backoff_s(failures: int, rng: Jitter, policy: Policy) -> float:
-    """Wait before start number `failures` + 1: doubling from the minimum to the maximum, and up to half of it less."""
-    full = min(policy.backoff_max_s, policy.backoff_min_s * 2.0 ** min(failures - 1, 32))
-    return full * (1.0 - rng() / 2.0)
+    """Wait before start number `failures` + 1: from the minimum to the maximum, see `pause_s`."""
+    return pause_s(failures - 1, policy.backoff_min_s, policy.backoff_max_s, rng)
 
 
 _DEFAULT = Policy()

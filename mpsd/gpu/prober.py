@@ -16,6 +16,7 @@ import msgspec
 
 from mpsd.common.errors import GpufracError, TransientError
 from mpsd.common.log import get_logger
+from mpsd.common.pacing import Backoff
 from mpsd.common.threads import GuardedThread, Mishaps
 from mpsd.gpu import health, recovery, xid
 from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, XidEvent
@@ -142,7 +143,7 @@ class Prober:
         self._errors: dict[str, str] = {}  # of GPUs that never gave a reading
         self._workers: dict[str, _Worker] = {}
         self._lister: _Worker | None = None
-        self._backoff_s = 0.0
+        self._backoff = Backoff(*BACKOFF_S)
         self._open_at_s = 0.0
         self._kicked = False
         self._loop = GuardedThread(self._run, "gpu-prober")
@@ -308,13 +309,13 @@ class Prober:
                 self._errors.pop(uuid, None)
         self._unlisted = {u: self._unlisted.get(u, 0) + 1 for u in self._tracks if u not in self._listed}
         if not self._any_missing():
-            self._backoff_s = self._open_at_s = 0.0
+            self._backoff.reset()
+            self._open_at_s = 0.0
         elif outcome.fresh:
             self._back_off()
 
     def _back_off(self) -> None:
-        self._backoff_s = min(max(BACKOFF_S[0], 2 * self._backoff_s), BACKOFF_S[1])
-        self._open_at_s = self._clock() + self._backoff_s
+        self._open_at_s = self._clock() + self._backoff.pause_s()
 
     # One GPU
 
@@ -425,7 +426,7 @@ class Prober:
     # XID events
 
     def _watch_xids(self) -> None:
-        pause_s = BACKOFF_S[0]
+        backoff = Backoff(*BACKOFF_S)
         mishaps = Mishaps("gpu-xid", "waiting for XID events failed", log)
         while not self._stopping.is_set():
             self._opened.wait()
@@ -440,12 +441,11 @@ class Prober:
             except Exception as error:  # noqa: BLE001 - it is logged
                 mishaps.note(error)
             else:
-                pause_s = BACKOFF_S[0]
+                backoff.reset()
                 if event is not None:
                     self._inbox.put(event)
                 continue
-            self._stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, BACKOFF_S[1])
+            self._stopping.wait(backoff.pause_s())
 
 
 def _news(inventory: Inventory) -> Inventory:

@@ -12,14 +12,15 @@ from functools import partial
 from mpsd.common.errors import GpufracError
 from mpsd.common.lanes import Lane
 from mpsd.common.log import get_logger
+from mpsd.common.pacing import pause_s, whole
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.host import DaemonHost
 from mpsd.daemon.plan import DaemonSpec
 
 log = get_logger("mpsd")
 
-PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""After each failed try, the last one for good: a server takes from a tenth of a second to many seconds to start."""
+RETRY_FIRST_S, RETRY_LAST_S = 0.1, 5.0
+"""Pauses after failed tries: a server takes from a tenth of a second to many seconds to start."""
 
 STABLE_S = 30.0
 """A server that was held for so long did not end at once."""
@@ -110,4 +111,4 @@ class ServerHold:
 
 
 def _pause_s(failed: int) -> float:
-    return PAUSES_S[min(failed, len(PAUSES_S) - 1)]
+    return pause_s(failed, RETRY_FIRST_S, RETRY_LAST_S, whole)

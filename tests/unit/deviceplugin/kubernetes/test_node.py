@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from deviceplugin.kubernetes import node as node_module
-from deviceplugin.kubernetes import pacing as pacing_module
 from deviceplugin.kubernetes.errors import ForbiddenError
 from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.kubernetes.node import (
@@ -26,8 +25,9 @@ from deviceplugin.kubernetes.node import (
     condition_patch,
     timestamp,
 )
-from deviceplugin.kubernetes.pacing import QUICK_REFUSALS
 from deviceplugin.sim.apiserver import Fault, Request, StubApiServer
+from mpsd.common import pacing as pacing_module
+from mpsd.common.pacing import QUICK_REFUSALS
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
 from tests.waiting import NEVER_S, WAIT_S, soon
 

@@ -72,7 +72,8 @@ def test_a_server_that_ends_is_followed_by_another_and_nobody_starts_meanwhile(c
 def test_servers_that_die_one_after_the_other_are_started_ever_more_slowly(
     calm: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serverhold, "PAUSES_S", (1000.0,))
+    monkeypatch.setattr(serverhold, "RETRY_FIRST_S", 1000.0)
+    monkeypatch.setattr(serverhold, "RETRY_LAST_S", 1000.0)
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
     calm.supervisor.apply(bind(ONE))
     calm.until_gpu(ONE, lambda gpu: is_bound(gpu) and not unheld(gpu))

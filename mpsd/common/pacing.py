@@ -7,6 +7,21 @@ QUICK_REFUSALS = 4
 """A kube-apiserver that has just started refuses what is granted, with 403, until it has read the roles."""
 
 
+def pause_s(before: int, first_s: float, last_s: float, jitter: Callable[[], float]) -> float:
+    """The pause after a failure that `before` others came before: doubled with each, from `first_s` to `last_s`, and up
+    to half of it less, so that nodes don't come in step.
+
+    Args:
+        jitter: gives 0 <= x < 1.
+    """
+    return min(last_s, first_s * 2.0 ** min(before, 32)) * (1.0 - jitter() / 2.0)
+
+
+def whole() -> float:
+    """The jitter of pauses that nobody can come in step with."""
+    return 0.0
+
+
 class Failure(Enum):
     """AWAY: nobody answers. BUSY: an answer that may soon be another. REFUSED: nothing will change within moments, as
     where rights are missing."""
@@ -17,16 +32,13 @@ class Failure(Enum):
 
 
 class Backoff:
-    """Pauses that double from `first_s` to `last_s`, each up to half of it less, so that nodes don't come in step.
+    """Pauses after failures in a row, see `pause_s`.
 
     Each kind of failure has its own count: a server that comes again after long refuses, and is busy, for a moment.
     After QUICK_REFUSALS the pauses of refusals are the longest at once.
-
-    Args:
-        jitter: gives 0 <= x < 1.
     """
 
-    def __init__(self, first_s: float, last_s: float, jitter: Callable[[], float]) -> None:
+    def __init__(self, first_s: float, last_s: float, jitter: Callable[[], float] = whole) -> None:
         self._first_s, self._last_s, self._jitter = first_s, last_s, jitter
         self._counts: dict[Failure, int] = {}
 
@@ -34,10 +46,9 @@ class Backoff:
         """The pause after one more failure, never shorter than the server asks for."""
         before = self._counts.get(kind, 0)
         self._counts[kind] = before + 1
-        full_s = min(self._last_s, self._first_s * 2.0 ** min(before, 32))
-        if kind is Failure.REFUSED and before >= QUICK_REFUSALS:
-            full_s = self._last_s
-        return max(full_s * (1.0 - self._jitter() / 2.0), retry_after_s or 0.0)
+        refused_for_good = kind is Failure.REFUSED and before >= QUICK_REFUSALS
+        first_s = self._last_s if refused_for_good else self._first_s
+        return max(pause_s(before, first_s, self._last_s, self._jitter), retry_after_s or 0.0)
 
     def reset(self) -> None:
         self._counts.clear()

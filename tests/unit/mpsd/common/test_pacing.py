@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.kubernetes.pacing import Backoff, Bucket, Failure
+from mpsd.common.pacing import Backoff, Bucket, Failure
 
 
 def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_reset() -> None:
