@@ -298,7 +298,8 @@ def bench_nri(containers: int) -> None:
     """Answers to a container runtime that asks over NRI, which waits 2 s for each and holds all others up meanwhile."""
     from deviceplugin.nri.model import Container, Pod
     from deviceplugin.sim.nri import NriRuntime
-    from mpsd.sim.driver import KUBEPODS, SimulatedDriver, gpu_uuid
+    from mpsd.sim.driver import KUBEPODS, SimulatedDriver
+    from mpsd.sim.model import gpu_uuid
 
     node = Node(SHARES, ["80Gi"] * 2, "615.71.09", ANNOTATED)
     runtime = None

@@ -309,9 +309,9 @@ def client(
         raise click.BadParameter(f"cannot use --env {wrong[0]!r}: write NAME=VALUE")
     namespace, pod, container = parts if len(parts) == 3 else ("default", *parts)
     environment = ControlClient(os.path.abspath(directory)).enter(namespace, pod, container)
-    from mpsd.sim.cuda import program
+    from mpsd.sim.cuda.program import cuda_command
 
-    arguments = [*program(), "--device", str(device)]
+    arguments = [*cuda_command(), "--device", str(device)]
     arguments += ["--simulation", environment["GPUFRAC_SIM_DIRECTORY"]]
     arguments += ["--allocate", str(size_bytes)] if size_bytes is not None else []
     arguments += ["--hold"] if hold else []

@@ -17,7 +17,7 @@ from mpsd.common.quantity import parse_bytes
 from mpsd.daemon.namespaces import SERVER
 from mpsd.gpu.model import MIB
 from mpsd.localapi.snapshot import DaemonState, GpuStatus, LimitReading
-from mpsd.sim.cuda import program
+from mpsd.sim.cuda.program import cuda_command
 
 NAME = "gpufrac-selftest"
 ANSWER_S = 20.0
@@ -95,7 +95,7 @@ class Client:
 
     @staticmethod
     def simulated(simulation: str) -> "Client":
-        return Client((*program(), "--simulation", simulation), {})
+        return Client((*cuda_command(), "--simulation", simulation), {})
 
     @contextlib.contextmanager
     def holding(self, size_bytes: int, environment: Mapping[str, str], cgroup: Cgroup | None) -> Iterator[str]:

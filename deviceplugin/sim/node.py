@@ -62,7 +62,7 @@ from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.snapshot import DaemonState, Snapshot
 from mpsd.sim.driver import KUBEPODS, SimulatedDriver
 from mpsd.sim.memorylimits import FIRST_DRIVER
-from mpsd.sim.mps.switches import major
+from mpsd.sim.switches import major
 
 START_TIMEOUT_S = 40.0
 SETTLE_TIMEOUT_S = 15.0

@@ -23,7 +23,7 @@
 | faults/memacct                  | the driver's own setting (RmMemacctMode): `off` or `misc`                      |
 | faults/limit-forgotten          | set_memory_limits succeeds and sets nothing                                    |
 | faults/limit-drifts             | every hard limit turns into this one (`9G`; empty: none), once; then it is removed |
-| mps-faults/, mps-switches/      | of the MPS emulator, see `mpsd.sim.mps.faults` and `mpsd.sim.mps.switches`     |
+| mps-faults/, mps-switches/      | of the MPS emulator, see `mpsd.sim.mps.faults` and `mpsd.sim.switches`         |
 
 limit-forgotten and limit-drifts, too, may be set for one GPU.
 Calls: driver_version, uuids, info, compute_mode, set_compute_mode, processes, memory_limits, set_memory_limits,
@@ -54,26 +54,25 @@ from mpsd.sim.memorylimits import (
     LimitError,
     Limits,
     MemoryLimits,
+)
+from mpsd.sim.model import (
+    CLIENT,
+    DEFAULT,
+    EXCLUSIVE_PROCESS,
+    PROHIBITED,
+    Context,
+    SimulatedGpuFacts,
+    gpu_facts,
     region_of,
 )
-from mpsd.sim.mps.switches import major
+from mpsd.sim.switches import major
 
 TYPE_CHECKING = False  # typing itself costs each emulator process 0.6 MiB
 if TYPE_CHECKING:
     from mpsd.config.model import SimulatedConfig
 
-MIB = 1024 * 1024
-
-PLAIN = "plain"
-"""A context of a CUDA process without MPS."""
-SERVER = "mps-server"
-"""The context of an MPS server: the only one that EXCLUSIVE_PROCESS counts for all its clients."""
-CLIENT = "mps-client"
-
 KUBEPODS = "kubepods.slice"
 """The cgroup of all pods, below the root."""
-
-DEFAULT, EXCLUSIVE_PROCESS, PROHIBITED = "DEFAULT", "EXCLUSIVE_PROCESS", "PROHIBITED"
 
 
 class GpuFullError(CudaError):
@@ -81,72 +80,6 @@ class GpuFullError(CudaError):
 
     def __init__(self) -> None:
         super().__init__("OUT_OF_MEMORY")
-
-
-class SimulatedGpuFacts:
-    """One GPU of the simulated driver; memory in bytes."""
-
-    __slots__ = (
-        "compute_capability",
-        "index",
-        "memory_bytes",
-        "name",
-        "numa_node",
-        "pci_bus_id",
-        "reserved_bytes",
-        "uuid",
-    )
-
-    def __init__(
-        self,
-        uuid: str,
-        index: int,
-        name: str,
-        memory_bytes: int,
-        reserved_bytes: int,
-        compute_capability: tuple[int, int],
-        numa_node: int,
-        pci_bus_id: str,
-    ) -> None:
-        self.uuid = uuid
-        self.index = index
-        self.name = name
-        self.memory_bytes = memory_bytes
-        self.reserved_bytes = reserved_bytes
-        self.compute_capability = compute_capability
-        self.numa_node = numa_node
-        self.pci_bus_id = pci_bus_id
-
-
-class Context:
-    """One process' hold on one GPU. `kind` is PLAIN, SERVER or CLIENT."""
-
-    __slots__ = ("kind", "pid", "start_ticks", "used_bytes")
-
-    def __init__(self, pid: int, start_ticks: int, kind: str, used_bytes: int) -> None:
-        self.pid = pid
-        self.start_ticks = start_ticks
-        self.kind = kind
-        self.used_bytes = used_bytes
-
-
-def gpu_uuid(index: int) -> str:
-    """The stable UUID of the simulated GPU at this index."""
-    return f"GPU-51000000-0000-4000-8000-{index:012x}"
-
-
-def gpu_facts(index: int, memory_bytes: int) -> SimulatedGpuFacts:
-    """A GPU as a driver would show it: about 0.6 % of its memory reserved, NUMA nodes taking turns."""
-    return SimulatedGpuFacts(
-        uuid=gpu_uuid(index),
-        index=index,
-        name=f"Simulated H100 {memory_bytes // (1024 * MIB)}GB",
-        memory_bytes=memory_bytes,
-        reserved_bytes=memory_bytes * 6 // 1000 // MIB * MIB,
-        compute_capability=(9, 0),
-        numa_node=index % 2,
-        pci_bus_id=f"00000000:{index + 1:02X}:00.0",
-    )
 
 
 class SimulatedDriver:

@@ -47,6 +47,11 @@ def process_start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def install_root() -> str:
+    """The directory that our packages were installed in, for a process that is started without our environment."""
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
 def set_process_name(name: str) -> None:
     """The name in ps and /proc/<pid>/comm, which the kernel cuts at 15 characters; without effect where it may not."""
     try:

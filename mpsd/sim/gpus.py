@@ -14,9 +14,10 @@ from mpsd.gpu.backend import (
     XidEvent,
 )
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
-from mpsd.sim.driver import SimulatedDriver, SimulatedGpuFacts
+from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.files import names_in
 from mpsd.sim.memorylimits import LimitError
+from mpsd.sim.model import SimulatedGpuFacts
 
 UNINITIALIZED, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 3, 4, 6
 DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, UNKNOWN = 9, 13, 15, 18, 999

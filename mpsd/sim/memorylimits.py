@@ -27,6 +27,7 @@ from mpsd.sim.cgroups import (
     read_bytes,
     write_value,
 )
+from mpsd.sim.model import Context, SimulatedGpuFacts, region_of
 
 DMEM, MISC, OFF = "dmem", "misc", "off"
 
@@ -34,10 +35,6 @@ NVML_INVALID_ARGUMENT, NVML_NOT_SUPPORTED, NVML_NOT_FOUND, NVML_FUNCTION_NOT_FOU
 FIRST_DRIVER = 615
 
 _SOFT, _HARD = "sim.soft", "sim.hard"
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from mpsd.sim.driver import Context, SimulatedGpuFacts
 
 
 class LimitError(Exception):
@@ -197,8 +194,3 @@ class Charges:
         if self._flat:
             return sum(used for cgroup, used in self.by_pid.values() if self._governing.get(cgroup) == directory)
         return sum(used for cgroup, used in self.by_pid.values() if is_within(cgroup, directory))
-
-
-def region_of(gpu: SimulatedGpuFacts) -> str:
-    """The GPU's region in dmem files, such as `nvidia/00000000:02:00.0/vidmem`."""
-    return f"nvidia/{gpu.pci_bus_id.lower()}/vidmem"

@@ -17,7 +17,7 @@ from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.snapshot import Desired, GpuStatus, Snapshot
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import clear_fault, set_fault
-from mpsd.sim.mps.switches import set_switch
+from mpsd.sim.switches import set_switch
 from tests.lines import next_line
 from tests.waiting import WAIT_S
 

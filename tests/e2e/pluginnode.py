@@ -21,7 +21,7 @@ from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.status.status import PluginStatus
 from mpsd.common.errors import GpufracError
 from mpsd.localapi.client import call
-from mpsd.sim.driver import gpu_uuid
+from mpsd.sim.model import gpu_uuid
 from tests.e2e.mpsdnode import ROOT, MpsdNode, end
 from tests.waiting import WAIT_S
 

@@ -12,7 +12,7 @@ from deviceplugin.sim.kubelet import AdmittedPod
 from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import State, write_nvidia_spec
 from deviceplugin.status.status import PluginStatus
-from mpsd.sim.driver import gpu_uuid
+from mpsd.sim.model import gpu_uuid
 from tests.e2e.pluginnode import PluginNode, kill
 from tests.waiting import WAIT_S
 

@@ -14,7 +14,8 @@ import pytest
 from deviceplugin.sim.runtime import write_nvidia_spec
 from deviceplugin.status.status import PluginStatus
 from mpsd.localapi.snapshot import LimitQuery
-from mpsd.sim.driver import SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
+from mpsd.sim.model import gpu_uuid
 from tests.e2e.containerd.cri import CriError
 from tests.e2e.containerd.node import Containerd, why_not
 from tests.e2e.pluginnode import PluginNode, kill

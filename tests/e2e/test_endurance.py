@@ -25,7 +25,7 @@ from mpsd.gpu.model import Mode
 from mpsd.host import survival
 from mpsd.host.place import HostPlace
 from mpsd.localapi.snapshot import Desired, GpuStatus
-from mpsd.sim.mps.switches import set_switch
+from mpsd.sim.switches import set_switch
 from tests.descriptors import descriptors
 from tests.desired import allocation
 from tests.e2e.mpsdnode import DRIVERS, ROOT, end, first_line, is_ready, mpsd_node, saved_state

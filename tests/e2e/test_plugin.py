@@ -25,8 +25,8 @@ from deviceplugin.status.status import PluginStatus
 from mpsd.common.errors import GpufracError
 from mpsd.config.model import GIB, socket_name
 from mpsd.host.checks import nofile_soft
-from mpsd.sim.driver import gpu_uuid
 from mpsd.sim.gpus import SimulatedBackend
+from mpsd.sim.model import gpu_uuid
 from tests.e2e.mpsdnode import ROOT, end
 from tests.e2e.pluginnode import BIG, RESOURCES, SLICED, SMALL, UNITS, PluginNode, init, kill, plugin_node
 from tests.waiting import NEVER_S, WAIT_S

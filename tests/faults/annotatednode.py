@@ -12,7 +12,8 @@ from deviceplugin.sim.nri import NriError, NriRuntime
 from deviceplugin.sim.runtime import write_nvidia_spec
 from deviceplugin.status import metrics
 from deviceplugin.status.status import PluginStatus
-from mpsd.sim.driver import KUBEPODS, SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import KUBEPODS, SimulatedDriver
+from mpsd.sim.model import gpu_uuid
 from tests.e2e.pluginnode import PluginNode, kill
 from tests.waiting import WAIT_S
 

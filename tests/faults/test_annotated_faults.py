@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.nri.model import Adjustment, ContainerState
-from mpsd.sim.driver import gpu_uuid
+from mpsd.sim.model import gpu_uuid
 from tests.faults.annotatednode import AnnotatedNode
 from tests.waiting import WAIT_S
 

@@ -30,7 +30,7 @@ from mpsd.daemon.paths import link_directory, mount_directory, namespace_socket
 from mpsd.daemon.state import Saved
 from mpsd.gpu.model import ComputeMode, GpuHealth, Mode
 from mpsd.localapi.snapshot import DaemonState, GpuStatus
-from mpsd.sim.mps.switches import set_switch
+from mpsd.sim.switches import set_switch
 from tests.e2e.mpsdnode import first_line, is_ready
 from tests.faults.mpsd.node import (
     LIMIT,

@@ -14,7 +14,7 @@ from deviceplugin.sim.node import SimulatedNode
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.localapi.client import call
-from mpsd.sim.cuda import program
+from mpsd.sim.cuda.program import cuda_command
 from tests.lines import next_line
 from tests.waiting import WAIT_S, until
 
@@ -63,7 +63,7 @@ def refused_config(node: SimulatedNode) -> Iterator[None]:
 def cuda_process(node: SimulatedNode, pod: str) -> Iterator[None]:
     """A CUDA process runs in container `main` of a pod, and both processes know it."""
     environment = node.client_environment("default", pod, "main")
-    command = [*program(), "--simulation", node.simulation_directory, "--allocate", "1Gi", "--hold"]
+    command = [*cuda_command(), "--simulation", node.simulation_directory, "--allocate", "1Gi", "--hold"]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mpsd.sim.mps.limits import CHUNKS_PER_GPU, SMS_PER_CHUNK, parse_command_value, resolve_device, show_value
 from mpsd.sim.mps.views import Limit, Refused, ServerView, Settings
+from mpsd.sim.pinnedlimits import CHUNKS_PER_GPU, SMS_PER_CHUNK, parse_command_value, resolve_device, show_value
 
 Action = tuple[str, int, str]
 """start UID; send server message; drain server; exit server; terminate server client; quit seconds (-1: no limit)"""

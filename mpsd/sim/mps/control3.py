@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.sim.mps import table3
 from mpsd.sim.mps.grammar3 import Command, parse
-from mpsd.sim.mps.limits import CHUNKS_PER_GPU, SMS_PER_CHUNK, parse_size, resolve_device, show_value
 from mpsd.sim.mps.views import ACTIVE, FAULT, INITIALIZING, ClientView, Limit, Refused, ServerView, Settings
+from mpsd.sim.pinnedlimits import CHUNKS_PER_GPU, SMS_PER_CHUNK, parse_size, resolve_device, show_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping
 from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import Faults
-from mpsd.sim.mps.limits import parse_command_value, visible_devices
 from mpsd.sim.mps.logs import Log
-from mpsd.sim.mps.switches import AUTO, binary_version, major, read_switch
 from mpsd.sim.mps.views import ACTIVE, INITIALIZING, ClientView, DeviceView, Limit, ServerView, Settings
 from mpsd.sim.mps.watch import watch_simulation
-from mpsd.sim.mps.wire import (
+from mpsd.sim.pinnedlimits import parse_command_value, visible_devices
+from mpsd.sim.switches import AUTO, binary_version, major, read_switch
+from mpsd.sim.wire import (
     CHANNEL_DESCRIPTOR,
     WORD_END,
     LineReader,

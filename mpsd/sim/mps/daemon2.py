@@ -8,9 +8,9 @@ import time
 from mpsd.sim.cudaerrors import NUMBERS
 from mpsd.sim.mps.control2 import Action, Control2, Server2
 from mpsd.sim.mps.daemon import RESTART_PAUSE_S, Daemon, Options, Peer, StartError, Target
-from mpsd.sim.mps.limits import parse_environment
 from mpsd.sim.mps.views import INITIALIZING, Limit, ServerView
-from mpsd.sim.mps.wire import send_message
+from mpsd.sim.pinnedlimits import parse_environment
+from mpsd.sim.wire import send_message
 
 
 class Daemon2(Daemon):

@@ -21,9 +21,9 @@ from mpsd.sim.mps.daemon import (
     Waiting,
 )
 from mpsd.sim.mps.grammar3 import QUIT, name_of
-from mpsd.sim.mps.switches import major
 from mpsd.sim.mps.views import INITIALIZING, Refused, ServerView
-from mpsd.sim.mps.wire import WORD_END, LineReader, send_line, send_message
+from mpsd.sim.switches import major
+from mpsd.sim.wire import WORD_END, LineReader, send_line, send_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

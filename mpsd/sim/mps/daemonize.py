@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from mpsd.sim.mps.console import say
 from mpsd.sim.mps.daemon import Daemon, Options, StartError
-from mpsd.sim.mps.frontend import say
 
 
 def run(make: Callable[[Options], Daemon], options: Options) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from mpsd.sim.mps.frontend import Connection, print_version, say
+from mpsd.sim.mps.console import Connection, print_version, say
 from mpsd.sim.mps.grammar3 import QUIT, help_for
-from mpsd.sim.mps.switches import read_switch
-from mpsd.sim.mps.wire import WORD_END
+from mpsd.sim.switches import read_switch
+from mpsd.sim.wire import WORD_END
 
 _LONG = {
     "--help": "-h",

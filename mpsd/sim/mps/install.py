@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 
-import mpsd
+from mpsd.sim.files import install_root
 
 # Shell and Python at once: no limit on the interpreter's path, and the launcher's name stays among the arguments.
 # -I -S: no environment, no site; a call is twice as fast and the package is found where it was installed from.
@@ -28,7 +28,7 @@ def install_emulator(bin_directory: str, simulation_directory: str) -> str:
     May be repeated; running daemons are not touched.
     """
     os.makedirs(bin_directory, exist_ok=True)
-    root = os.path.dirname(os.path.dirname(os.path.abspath(mpsd.__file__)))
+    root = install_root()
     simulation = os.path.abspath(simulation_directory)
     for name, body in (("nvidia-cuda-mps-server", _SERVER), ("nvidia-cuda-mps-control", _CONTROL)):
         path = os.path.join(os.path.abspath(bin_directory), name)

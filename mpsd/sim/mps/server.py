@@ -10,14 +10,15 @@ import sys
 import time
 
 from mpsd.sim.cudaerrors import NUMBERS, CudaError
-from mpsd.sim.driver import SERVER, SimulatedDriver
+from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.files import set_process_name
+from mpsd.sim.model import SERVER
 from mpsd.sim.mps.faults import Faults
-from mpsd.sim.mps.limits import server_limits, visible_devices
 from mpsd.sim.mps.logs import Log
-from mpsd.sim.mps.switches import binary_version, major, read_switch
 from mpsd.sim.mps.watch import watch_simulation
-from mpsd.sim.mps.wire import CHANNEL_DESCRIPTOR, LineReader, receive_message, send_line, send_message
+from mpsd.sim.pinnedlimits import server_limits, visible_devices
+from mpsd.sim.switches import binary_version, major, read_switch
+from mpsd.sim.wire import CHANNEL_DESCRIPTOR, LineReader, receive_message, send_line, send_message
 
 
 class Client:

@@ -29,8 +29,9 @@ from deviceplugin.sim.runtime import (
 )
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.gpu.model import MIB
-from mpsd.sim.driver import SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.gpus import SimulatedBackend
+from mpsd.sim.model import gpu_uuid
 from tests.waiting import WAIT_S
 
 GPUS = ("GPU-0", "GPU-1", "GPU-2")

@@ -12,7 +12,8 @@ from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import CreateContainerError, Created, Runtime, StartContainerError, write_nvidia_spec
 from deviceplugin.sim.sandboxes import sandbox_id
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
-from mpsd.sim.driver import SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
+from mpsd.sim.model import gpu_uuid
 from tests.unit.deviceplugin.sim.scriptednri import ScriptedNri
 from tests.waiting import WAIT_S
 

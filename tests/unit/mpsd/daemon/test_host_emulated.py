@@ -18,7 +18,7 @@ from mpsd.daemon.plan import DAEMON_MARKER, DaemonSpec
 from mpsd.daemon.state import StateFile
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import set_fault
-from mpsd.sim.mps.switches import set_switch
+from mpsd.sim.switches import set_switch
 from tests.contract.mps import ClientProcess, alive, emulator
 from tests.waiting import until
 

@@ -10,8 +10,9 @@ from mpsd.gpu.model import MIB
 from mpsd.limits import leaks
 from mpsd.limits.probe import Probed, probe
 from mpsd.localapi.snapshot import HardLimits
-from mpsd.sim.driver import SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.gpus import SimulatedBackend
+from mpsd.sim.model import gpu_uuid
 
 POD = "kubepods.slice/kubepods-pod1_2.slice"
 GPU = gpu_uuid(0)

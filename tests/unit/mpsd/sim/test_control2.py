@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsd.sim.mps.control2 import Control2, Server2
-from mpsd.sim.mps.switches import SWITCHES
 from mpsd.sim.mps.views import ACTIVE, ClientView, DeviceView, Settings
+from mpsd.sim.switches import SWITCHES
 
 UUIDS = ("GPU-aa11", "GPU-bb22")
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from mpsd.sim.mps.config3 import Config, ConfigError, parse_config
 from mpsd.sim.mps.control3 import Control3, Server3
 from mpsd.sim.mps.grammar3 import MODULES, help_for, name_of, parse
-from mpsd.sim.mps.switches import SWITCHES
 from mpsd.sim.mps.table3 import CLIENTS, render
 from mpsd.sim.mps.views import ACTIVE, ClientView, DeviceView, Limit, Refused, ServerView, Settings
+from mpsd.sim.switches import SWITCHES
 
 DEVICES = (DeviceView("GPU-aa11", "Simulated", "00:01"), DeviceView("GPU-bb22", "Simulated", "00:02"))
 OWNER, STRANGER = 500, 60000

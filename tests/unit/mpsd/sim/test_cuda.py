@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.sim.cuda import Cuda, host_path_of, main, parse_size
+from mpsd.sim.cuda.client import Cuda, host_path_of
+from mpsd.sim.cuda.program import main, parse_size
 from mpsd.sim.cudaerrors import CudaError
-from mpsd.sim.driver import EXCLUSIVE_PROCESS, PLAIN, SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
+from mpsd.sim.model import EXCLUSIVE_PROCESS, PLAIN, gpu_uuid
 from mpsd.sim.mps.faults import clear_fault, set_fault
-from mpsd.sim.mps.switches import set_switch
+from mpsd.sim.switches import set_switch
 from tests.contract.mps import Mps, alive, emulator
 from tests.waiting import NEVER_S, WAIT_S, until
 

@@ -11,7 +11,8 @@ import pytest
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.gpu.model import MIB
 from mpsd.sim.cudaerrors import CudaError
-from mpsd.sim.driver import CLIENT, EXCLUSIVE_PROCESS, PLAIN, PROHIBITED, SERVER, SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
+from mpsd.sim.model import CLIENT, EXCLUSIVE_PROCESS, PLAIN, PROHIBITED, SERVER, gpu_uuid
 
 A = gpu_uuid(0)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from mpsd.config.model import SimulatedConfig
-from mpsd.sim.cuda import Cuda
+from mpsd.sim.cuda.client import Cuda
 from mpsd.sim.cudaerrors import CudaError
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import FAULTS, clear_fault, daemon_key, set_fault
 from mpsd.sim.mps.install import install_emulator
-from mpsd.sim.mps.switches import SWITCHES, binary_version, read_switch, set_switch
+from mpsd.sim.switches import SWITCHES, binary_version, read_switch, set_switch
 from tests.contract.mps import Mps, alive, emulator
 from tests.waiting import WAIT_S, until
 

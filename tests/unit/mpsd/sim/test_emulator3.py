@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.sim.cuda import Cuda
+from mpsd.sim.cuda.client import Cuda
 from mpsd.sim.cudaerrors import CudaError
-from mpsd.sim.driver import SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
+from mpsd.sim.model import gpu_uuid
 from mpsd.sim.mps.faults import clear_fault, set_fault
-from mpsd.sim.mps.switches import set_switch
+from mpsd.sim.switches import set_switch
 from tests.contract.mps import DRIVER_3, Mps, alive, emulator
 from tests.waiting import NEVER_S, WAIT_S, until
 

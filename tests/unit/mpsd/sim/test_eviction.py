@@ -9,9 +9,10 @@ import pytest
 
 from mpsd.config.model import GIB
 from mpsd.sim.cgroups import Confinement
-from mpsd.sim.driver import SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
+from mpsd.sim.model import gpu_uuid
 from mpsd.sim.mps.faults import set_fault
-from mpsd.sim.mps.switches import set_switch
+from mpsd.sim.switches import set_switch
 from tests.contract.mps import DRIVER_3, ClientProcess, Mps, emulator
 from tests.waiting import WAIT_S, until
 

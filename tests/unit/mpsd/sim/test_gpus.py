@@ -10,8 +10,9 @@ import pytest
 from mpsd.config.model import SimulatedConfig, SimulatedGpu
 from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, XidEvent
 from mpsd.gpu.model import ComputeMode
-from mpsd.sim.driver import PLAIN, SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.gpus import SimulatedBackend
+from mpsd.sim.model import PLAIN, gpu_uuid
 from tests.waiting import WAIT_S
 
 A, B = gpu_uuid(0), gpu_uuid(1)

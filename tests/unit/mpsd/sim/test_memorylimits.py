@@ -12,10 +12,11 @@ import pytest
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.gpu.backend import GpuError, GpuNotSupportedError, MemoryLimits, NoLimitError
 from mpsd.sim.cgroups import MAX, MIN, Confinement, read_keyed
-from mpsd.sim.cuda import Cuda
+from mpsd.sim.cuda.client import Cuda
 from mpsd.sim.cudaerrors import CudaError
-from mpsd.sim.driver import PLAIN, SimulatedDriver, gpu_uuid
+from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.gpus import SimulatedBackend
+from mpsd.sim.model import PLAIN, gpu_uuid
 
 A, B = gpu_uuid(0), gpu_uuid(1)
 REGION = "nvidia/00000000:01:00.0/vidmem"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsd.sim.driver import gpu_uuid
-from mpsd.sim.mps.limits import (
+from mpsd.sim.model import gpu_uuid
+from mpsd.sim.pinnedlimits import (
     client_limits,
     parse_command_value,
     parse_environment,

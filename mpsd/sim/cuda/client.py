@@ -1,11 +1,8 @@
-"""A simulated CUDA process: finds its GPUs and its MPS daemon as the CUDA driver would, allocates, or is refused.
-
-Run `python -m mpsd.sim.cuda --allocate 9Gi --hold`. It prints the bytes granted, or the name of the CUDA error with
-exit status 1.
+"""The CUDA driver inside one simulated process: finds its GPUs and its MPS daemon as the real one would.
 
 Environment, besides what CUDA reads (CUDA_VISIBLE_DEVICES, CUDA_MPS_PIPE_DIRECTORY, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT,
 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_SM_PARTITION):
-  GPUFRAC_SIM_DIRECTORY  the simulation directory; required here or as --simulation
+  GPUFRAC_SIM_DIRECTORY  the simulation directory; required
   GPUFRAC_SIM_DEVICES    UUIDs of the GPUs that the container was given, by comma; absent: all, as on the host
   GPUFRAC_SIM_MOUNTS     JSON, container path to host path; what is below none does not exist. Absent: on the host
                          In a container's cgroup its confinement counts instead of these two, whatever they say.
@@ -19,24 +16,21 @@ import contextlib
 import json
 import os
 import select
-import signal
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
 from mpsd.sim.cudaerrors import CudaError, from_code
-from mpsd.sim.driver import CLIENT, PLAIN, GpuFullError, SimulatedDriver
-from mpsd.sim.mps.limits import client_limits, visible_devices
-from mpsd.sim.mps.switches import read_switch
-from mpsd.sim.mps.wire import LineReader, send_line
+from mpsd.sim.driver import GpuFullError, SimulatedDriver
+from mpsd.sim.model import CLIENT, PLAIN
+from mpsd.sim.pinnedlimits import client_limits, visible_devices
+from mpsd.sim.switches import read_switch
+from mpsd.sim.wire import LineReader, send_line
 
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"  # noqa: S108 - the driver's default
 
 EVICTION_BACKOFF_S = 0.01
 """Before the second try; each later pause is twice as long."""
-
-_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
 class Cuda:
@@ -267,104 +261,3 @@ def host_path_of(path: str, mounts: Mapping[str, str]) -> str | None:
         if path == base or path.startswith(base.rstrip("/") + "/"):
             return os.path.normpath(os.path.join(mounts[container], os.path.relpath(path, base)))
     return None
-
-
-def program() -> list[str]:
-    """How to run this program in any environment: one must not reach our interpreter (-E), and our package need not be
-    installed in it."""
-    import mpsd
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(mpsd.__file__)))
-    code = f"import sys; sys.path.append({root!r}); from mpsd.sim.cuda import main; sys.exit(main())"
-    return [sys.executable, "-E", "-c", code]
-
-
-def parse_size(text: str) -> int:
-    """Bytes of `9Gi`, `512Mi` or a plain number. Raises ValueError."""
-    number = text.rstrip("KMGTi")
-    if not (number.isascii() and number.isdigit()) or text[len(number) :] not in _UNITS:
-        raise ValueError(f"cannot read {text!r} as a size: write for example 9Gi, 512Mi or 1048576")
-    return int(number) * _UNITS[text[len(number) :]]
-
-
-def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
-    """The simulated program: 0 when all was granted, 1 for a CUDA error (its name on stdout), 2 for wrong usage."""
-    import argparse
-
-    parser = argparse.ArgumentParser(prog="python -m mpsd.sim.cuda", description="A simulated CUDA process.")
-    parser.add_argument("--allocate", type=parse_size, metavar="SIZE", help="device memory to allocate, e.g. 9Gi")
-    parser.add_argument("--device", type=int, default=0, help="ordinal as this process sees it (default 0)")
-    parser.add_argument("--hold", action="store_true", help="keep it until stdin ends, SIGTERM, or trouble with MPS")
-    parser.add_argument("--stay", action="store_true", help="with --hold: report trouble, but do not exit for it")
-    parser.add_argument("--busy", action="store_true", help="have GPU work in flight while holding")
-    parser.add_argument("--fault", action="store_true", help="cause a fatal GPU fault after allocating")
-    parser.add_argument("--simulation", metavar="DIR", help="the simulation directory, instead of the environment's")
-    parser.add_argument("--info", action="store_true", help="first print what CUDA found, as one line of JSON")
-    options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL if options.busy else _on_sigterm)
-    if options.simulation is not None:
-        environment = {**environment, "GPUFRAC_SIM_DIRECTORY": options.simulation}
-    try:
-        cuda = Cuda(environment)
-        try:
-            return _run(cuda, options.allocate, options.device, options)
-        finally:
-            cuda.close()
-    except CudaError as error:
-        print(error.name, flush=True)  # noqa: T201
-        print(error, file=sys.stderr)  # noqa: T201
-        return 1
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
-
-
-def _on_sigterm(number: int, frame: object) -> None:
-    raise SystemExit(0)
-
-
-def _run(cuda: Cuda, size_bytes: int | None, ordinal: int, options: object) -> int:
-    device = cuda.open_device(ordinal)
-    if getattr(options, "info", False):
-        free_bytes, total_bytes = cuda.memory_info
-        facts = {
-            "pid": os.getpid(),
-            "mps": cuda.mps,
-            "server_pid": cuda.server_pid,
-            "devices": cuda.devices,
-            "device": device,
-            "limit_bytes": cuda.limit_bytes,
-            "free_bytes": free_bytes,
-            "total_bytes": total_bytes,
-            "thread_percent": cuda.thread_percent,
-        }
-        print(json.dumps(facts), flush=True)  # noqa: T201
-    granted_bytes = 0 if size_bytes is None else cuda.allocate(size_bytes)
-    if getattr(options, "busy", False) or getattr(options, "fault", False):
-        cuda.launch(faulty=getattr(options, "fault", False))
-    print(granted_bytes, flush=True)  # noqa: T201
-    if getattr(options, "hold", False):
-        _hold(cuda, getattr(options, "stay", False))
-    elif getattr(options, "fault", False):
-        cuda.wait(None)
-    return 0
-
-
-def _hold(cuda: Cuda, stay: bool) -> None:
-    failed = False
-    while True:
-        ready = select.select([0] if failed else [0, *cuda.descriptors()], [], [])[0]
-        if 0 in ready and not os.read(0, 4096):
-            return
-        if len(ready) > 1 or 0 not in ready:
-            try:
-                cuda.wait(0)
-            except CudaError as error:
-                if not stay:
-                    raise
-                print(error.name, flush=True)  # noqa: T201
-                failed = True
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,0 +1,5 @@
+"""`python -m mpsd.sim.cuda`: see `program`."""
+
+from mpsd.sim.cuda.program import main
+
+raise SystemExit(main())
