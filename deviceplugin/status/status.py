@@ -1,13 +1,12 @@
 """What the plugin shows on its local socket: wire values, and how they are made from the broker's picture (pure)."""
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.annotated.status import AnnotatedStatus
-from deviceplugin.grants.broker import Inspection
 from deviceplugin.grants.clients import claims, pids_text
 from deviceplugin.grants.holders.model import Holder, Shares
 from deviceplugin.kubernetes.model import KubernetesState
@@ -17,13 +16,16 @@ from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupVie
 from deviceplugin.plan.start import loosened, start_objection
 from deviceplugin.plan.view import FOR_ANNOTATED
 from deviceplugin.reconcile.hardlimits import LimitState
-from deviceplugin.reconcile.keeper import Report
 from deviceplugin.status.overuse import over_limit, use_of
 from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import Reason
 from mpsd.config.model import Enforcement
 from mpsd.localapi.snapshot import GpuClient
 from mpsd.shares.groups import group_of
+
+if TYPE_CHECKING:  # commands read these models: they start in half the time without the plugin behind them
+    from deviceplugin.grants.broker import Inspection
+    from deviceplugin.reconcile.keeper import Report
 
 RENAME = "camel"
 
@@ -151,14 +153,14 @@ class Registration(Protocol):
     def error(self) -> str: ...
 
 
-def allocation_statuses(inspection: Inspection, report: Report) -> tuple[AllocationStatus, ...]:
+def allocation_statuses(inspection: "Inspection", report: "Report") -> tuple[AllocationStatus, ...]:
     """All live allocations, oldest first."""
     claimed_by = claims_of(inspection)
     return tuple(allocation_status(a, inspection, report, claimed_by.get(a.key, "")) for a in inspection.allocations)
 
 
 def allocation_status(
-    allocation: Allocation, inspection: Inspection, report: Report, claimed_by: str = ""
+    allocation: Allocation, inspection: "Inspection", report: "Report", claimed_by: str = ""
 ) -> AllocationStatus:
     """One allocation as the operator sees it."""
     pods = inspection.pods.get(allocation.key, {})
@@ -215,7 +217,7 @@ def allocation_status(
     )
 
 
-def _level_now(allocation: Allocation, limits: LimitState, inspection: Inspection) -> tuple[Enforcement, str]:
+def _level_now(allocation: Allocation, limits: LimitState, inspection: "Inspection") -> tuple[Enforcement, str]:
     """The level that holds now, and why it is below the one granted."""
     if allocation.enforcement is not Enforcement.HARD:
         return allocation.enforcement, ""
@@ -251,7 +253,7 @@ def burst(allocation: Allocation, used_bytes: int | None, *, in_force: bool = Tr
 
 
 def resource_statuses(
-    inspection: Inspection, sessions: Mapping[str, Registration], stale: Iterable[Shares] = ()
+    inspection: "Inspection", sessions: Mapping[str, Registration], stale: Iterable[Shares] = ()
 ) -> tuple[ResourceStatus, ...]:
     """All resources in their configured order. `stale`: shares that the kubelet holds for pods that are gone."""
     held: dict[str, set[str]] = {}
@@ -290,7 +292,7 @@ def resource_statuses(
     return tuple(rows)
 
 
-def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
+def gpu_accounts(inspection: "Inspection") -> tuple[GpuAccount, ...]:
     """All GPUs by index."""
     groups = inspection.view.groups
     waiting, listed = (group_of(v.group for v in groups.values() if bool(v.unlisted) is late) for late in (True, False))
@@ -339,7 +341,7 @@ def _kept(gpu: GpuView, whole: GpuView | GroupView, node: NodeView) -> str:
     return gpu.reserved or whole.reserved or (FOR_ANNOTATED if gpu.for_annotated and not node.annotated.share else "")
 
 
-def claims_of(inspection: Inspection) -> dict[str, str]:
+def claims_of(inspection: "Inspection") -> dict[str, str]:
     """Allocations that processes of other pods name as theirs: key -> whose processes."""
     pods = {key: tuple(held_by) for key, held_by in inspection.pods.items()}
     names = {
@@ -364,8 +366,8 @@ def _takes_nothing(view: GpuView | GroupView) -> str:
 
 
 def plugin_status(
-    inspection: Inspection,
-    report: Report,
+    inspection: "Inspection",
+    report: "Report",
     sessions: Mapping[str, Registration],
     *,
     pid: int,

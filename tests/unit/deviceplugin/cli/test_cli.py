@@ -152,6 +152,18 @@ def test_running_mpsd_loads_nothing_of_the_plugin() -> None:
     assert got.returncode == 0, got.stderr
 
 
+@pytest.mark.parametrize("command", ["clients", "drain", "gpus", "node", "selftest", "terminate"])
+def test_who_only_asks_the_plugin_imports_neither_grpc_nor_what_runs_in_it(command: str) -> None:
+    code = (
+        "import sys\n"
+        f"import deviceplugin.cli.{command}\n"
+        "heavy = {'grpc', 'google.protobuf', 'asyncio', 'deviceplugin.reconcile.keeper'} & sys.modules.keys()\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    got = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert got.returncode == 0, got.stderr
+
+
 def test_help_imports_neither_grpc_nor_yaml_nor_commands() -> None:
     code = (
         "import sys\n"
