@@ -46,6 +46,7 @@ from mpsd.config.model import NodeConfig
 from mpsd.config.show import differing
 from mpsd.config.watch import ConfigWatcher
 from mpsd.localapi.client import MpsdClient, call
+from mpsd.localapi.methods import operating, reading
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import Snapshot
 
@@ -126,14 +127,15 @@ class Services:
             self._keeper,
             LocalServer(
                 config.plugin_socket,
-                {
-                    "status": self._status,
-                    "allocations": self._allocations,
-                    "clients": self._clients,
-                    "targets": self._targets,
-                    "drain": self._drain,
-                    "undrain": self._undrain,
-                },
+                reading(
+                    {
+                        "status": self._status,
+                        "allocations": self._allocations,
+                        "clients": self._clients,
+                        "targets": self._targets,
+                    }
+                )
+                | operating({"drain": self._drain, "undrain": self._undrain}),
             ),
             DirectoryWatch(places.device_plugins, self._kubelet_hint),
             ConfigWatcher(config_path, self._on_config, self._on_config_error, current=config),

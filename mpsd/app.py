@@ -1,17 +1,15 @@
 """The mpsd process: puts the parts together, serves the local API, ends in order. No decisions of its own."""
 
 import os
-import resource
-import threading
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from cdi.atomic import make_directory
 from mpsd.common import processes, threads
-from mpsd.common.errors import ConfigError, GpufracError, ProtocolError
+from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.log import complain, configure, get_logger
 from mpsd.common.processlock import ProcessLock
 from mpsd.common.stopsignal import StopSignal
@@ -28,9 +26,10 @@ from mpsd.gpu.prober import Prober
 from mpsd.host import checks, reexec, survival
 from mpsd.host.place import HostPlace
 from mpsd.limits.api import LimitsApi
-from mpsd.localapi.server import LocalServer, Method
-from mpsd.localapi.snapshot import CleanedUp, Desired, GpuClients, LimitQuery, LimitReading, Places, Snapshot
+from mpsd.localapi.server import LocalServer
+from mpsd.localapi.snapshot import CleanedUp, Places
 from mpsd.localapi.wire import MAX_BLOCK_S
+from mpsd.supervision.methods import methods
 from mpsd.supervision.supervisor import Supervisor
 from mpsd.supervision.terminate import Terminator
 
@@ -38,19 +37,12 @@ if TYPE_CHECKING:
     from mpsd.sim.place import SimulatedPlace
 
 log = get_logger("mpsd")
-T = TypeVar("T")
 _SAY = {Severity.INFO: log.info, Severity.WARNING: log.warning, Severity.ERROR: log.error}
 
 LOCK_WAIT_S = 10.0
 """For an instance that is on its way out, as in a rolling upgrade."""
-CLIENTS_S = LIMITS_S = 4.5
-"""For a caller that names no time: below the usual timeout of a call, so that it gets the reasons."""
 PROBE_S, PROBE_BYTES = 10.0, 4096
 CLEANUP_S = MAX_BLOCK_S - 2.0
-MAX_UUIDS = 256
-MAX_KEYS = 256
-MAX_REASON = 200
-TERMINATE_S = MAX_BLOCK_S - 8.0
 
 
 def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> int:
@@ -116,8 +108,9 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
         warnings=warnings,
     )
     prober = Prober(backend, supervisor.inventory_changed, on_error=_begin_anew_if_due)
-    served = methods(supervisor, Terminator(supervisor), LimitsApi(supervisor))
-    served["cleanup"] = lambda _: _clean_up(supervisor, place, config)
+    served = methods(
+        supervisor, Terminator(supervisor), LimitsApi(supervisor), lambda: _clean_up(supervisor, place, config)
+    )
     server = LocalServer(config.mpsd_socket, served)
     watcher = ConfigWatcher(
         config_path,
@@ -197,108 +190,6 @@ def _with_emulator(config: NodeConfig) -> NodeConfig:
     return msgspec.structs.replace(config, mps=msgspec.structs.replace(config.mps, binary=binary, driver_root="/"))
 
 
-class _Watch(msgspec.Struct, frozen=True):
-    instance: str = ""
-    generation: int = 0
-    timeout_s: float = 0.0
-
-
-class _Apply(msgspec.Struct, frozen=True):
-    desired: Desired
-
-
-class _Clients(msgspec.Struct, frozen=True):
-    uuids: tuple[str, ...]
-    timeout_s: float = CLIENTS_S
-
-
-class _Limits(msgspec.Struct, frozen=True):
-    queries: tuple[LimitQuery, ...]
-    timeout_s: float = LIMITS_S
-
-
-class _SetLimits(msgspec.Struct, frozen=True, kw_only=True):
-    gpu: str
-    cgroup: str
-    soft_bytes: int
-    hard_bytes: int | None
-    timeout_s: float = LIMITS_S
-
-
-Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON, pattern=r"^[^\x00-\x1f\x7f]+$")]
-"""One line for people."""
-
-
-class _Replace(msgspec.Struct, frozen=True):
-    daemon: str
-    now: bool = False
-    reason: Reason = "an operator asked for it"
-
-
-class _Terminate(msgspec.Struct, frozen=True):
-    keys: tuple[str, ...] = ()
-    pod_uids: tuple[str, ...] = ()
-    kill: bool = False
-    force: bool = False
-
-
-def methods(supervisor: Supervisor, terminator: Terminator, limits_api: LimitsApi) -> dict[str, Method]:
-    """The methods of the local API. Params of the wrong shape raise ProtocolError."""
-
-    def watch(params: dict[str, Any]) -> Snapshot:
-        asked = _params(params, _Watch)
-        return supervisor.watch(asked.instance, asked.generation, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
-
-    def apply(params: dict[str, Any]) -> None:
-        supervisor.apply(_params(params, _Apply).desired)
-
-    def desired(params: dict[str, Any]) -> Desired:
-        return supervisor.desired()
-
-    def clients(params: dict[str, Any]) -> dict[str, GpuClients]:
-        asked = _params(params, _Clients)
-        if len(asked.uuids) > MAX_UUIDS:
-            raise ProtocolError(f"cannot list the clients of more than {MAX_UUIDS} GPUs at a time")
-        return supervisor.clients(asked.uuids, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
-
-    def limits(params: dict[str, Any]) -> list[LimitReading]:
-        asked = _params(params, _Limits)
-        return limits_api.read(asked.queries, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
-
-    def set_limits(params: dict[str, Any]) -> LimitReading:
-        asked = _params(params, _SetLimits)
-        query = LimitQuery(asked.gpu, asked.cgroup)
-        return limits_api.set(query, asked.soft_bytes, asked.hard_bytes, max(0.0, min(asked.timeout_s, MAX_BLOCK_S)))
-
-    def replace(params: dict[str, Any]) -> None:
-        asked = _params(params, _Replace)
-        supervisor.replace(asked.daemon, asked.reason, now=asked.now)
-
-    def terminate(params: dict[str, Any]) -> dict[str, Any]:
-        asked = _params(params, _Terminate)
-        count = len(asked.keys) + len(asked.pod_uids)
-        if not 1 <= count <= MAX_KEYS:
-            raise ProtocolError(f"cannot end the clients of {count} allocations and pods: 1 to {MAX_KEYS} at a time")
-        done, errors = terminator.terminate(
-            asked.keys, asked.pod_uids, kill=asked.kill, force=asked.force, timeout_s=TERMINATE_S
-        )
-        return {"clients": done, "errors": errors}
-
-    return {
-        "snapshot": lambda _: supervisor.snapshot,
-        "watch": watch,
-        "apply": apply,
-        "desired": desired,
-        "clients": clients,
-        "limits": limits,
-        "set_limits": set_limits,
-        "replace": replace,
-        "confirm_indices": lambda _: supervisor.confirm_indices(),
-        "terminate": terminate,
-        "status": lambda _: _status(supervisor),
-    }
-
-
 def _clean_up(supervisor: Supervisor, place: "HostPlace | SimulatedPlace", config: NodeConfig) -> CleanedUp:
     """Ends every daemon, then removes what they needed of the host."""
     left = supervisor.cleanup(CLEANUP_S)
@@ -314,25 +205,3 @@ def _clean_up(supervisor: Supervisor, place: "HostPlace | SimulatedPlace", confi
             pods=os.path.join(config.kubelet_root, "pods"),
         ),
     )
-
-
-def _params(params: dict[str, Any], shape: type[T]) -> T:
-    try:
-        return msgspec.convert(params, shape)
-    except msgspec.ValidationError as error:
-        raise ProtocolError(f"cannot read the parameters: {error}") from error
-
-
-def _status(supervisor: Supervisor) -> dict[str, Any]:
-    """Facts about the process, for people."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    snapshot = supervisor.snapshot
-    return {
-        "pid": os.getpid(),
-        "instance": snapshot.instance,
-        "up_s": round(time.time() - snapshot.started_unix_s, 1),
-        "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
-        "max_rss_kib": usage.ru_maxrss,
-        "threads": threading.active_count(),
-        "thread_failures": threads.failures(),
-    }

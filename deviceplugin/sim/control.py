@@ -70,6 +70,7 @@ class Client(msgspec.Struct, frozen=True):
 def server(node: "SimulatedNode") -> "LocalServer":
     """The node's control socket, not started yet."""
     from deviceplugin.sim.manifests import LoadedPod, Note, parse_all
+    from mpsd.localapi.methods import operating
     from mpsd.localapi.server import LocalServer
 
     def admit(params: dict[str, Any]) -> Admitted:
@@ -96,7 +97,7 @@ def server(node: "SimulatedNode") -> "LocalServer":
         asked = _convert(params, Client)
         return node.client_environment(asked.namespace, asked.pod, asked.container, asked.pid)
 
-    methods = {"admit": admit, "delete": delete, "restart_kubelet": restart_kubelet, "client": client}
+    methods = operating({"admit": admit, "delete": delete, "restart_kubelet": restart_kubelet, "client": client})
     return LocalServer(os.path.join(node.directory, SOCKET), methods)
 
 

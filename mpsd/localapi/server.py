@@ -10,10 +10,10 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from mpsd.common.errors import ConfigError, GpufracError, ProtocolError, TransientError
 from mpsd.common.lockfile import open_lock, try_lock
@@ -22,13 +22,8 @@ from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.common.threads import GuardedThread
 from mpsd.localapi import wire
 from mpsd.localapi.lines import LineReader
+from mpsd.localapi.methods import Access, Method, rights
 from mpsd.localapi.seats import MAX_CONNECTIONS, Seats
-
-Method = Callable[[dict[str, Any]], object]
-"""Takes the request's params, returns what msgspec can encode; a GpufracError is passed on to the caller.
-
-Params come from outside: convert them (msgspec.convert) or check them. A method may block, at most wire.MAX_BLOCK_S.
-"""
 
 IDLE_S: Final = 60.0
 """A connection that brings no whole request in this time is closed."""
@@ -45,7 +40,7 @@ log = get_logger("localapi")
 
 
 class LocalServer:
-    """Serves `methods` on the unix socket `path`, for root and for the user it runs as."""
+    """Serves `methods` on the unix socket `path`, to whom `rights` lets."""
 
     def __init__(self, path: str, methods: Mapping[str, Method], *, mode: int = 0o600, idle_s: float = IDLE_S) -> None:
         self._path, self._methods, self._mode, self._idle_s = path, dict(methods), mode, idle_s
@@ -131,8 +126,8 @@ class LocalServer:
     def _admit(self, connection: socket.socket) -> None:
         connection.settimeout(_SEND_S)
         pid, uid = _peer(connection)
-        if uid in (0, os.geteuid()):
-            objection = self._seat(connection, ours=is_ours(pid))
+        if allowed := rights(uid):
+            objection = self._seat(connection, allowed, ours=is_ours(pid))
             if not objection:
                 return
             answer = wire.encode_failure(wire.BUSY, objection)
@@ -141,14 +136,14 @@ class LocalServer:
         _tell(connection, answer)
         connection.close()
 
-    def _seat(self, connection: socket.socket, *, ours: bool) -> str:
+    def _seat(self, connection: socket.socket, allowed: frozenset[Access], *, ours: bool) -> str:
         """Serves it, if there is a place and a thread; else says which is missing. Who has been silent longest has to
         leave for it."""
         objection = ""
         with self._lock:
             admission = self._seats.admit(connection, time.monotonic(), ours=ours)
             if admission.admitted:
-                thread = GuardedThread(partial(self._serve, connection), "localapi-peer")
+                thread = GuardedThread(partial(self._serve, connection, allowed), "localapi-peer")
                 try:
                     thread.start()
                     self._connections[connection] = thread
@@ -162,7 +157,7 @@ class LocalServer:
                 _shut(admission.leaves, socket.SHUT_RDWR)
         return objection
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, allowed: frozenset[Access]) -> None:
         try:
             reader = LineReader(connection, wire.MAX_REQUEST_BYTES)
             while not self._closing.is_set():
@@ -173,7 +168,7 @@ class LocalServer:
                     if not self._seats.asks(connection):
                         return
                 try:
-                    answer = self._answer(line)
+                    answer = self._answer(line, allowed)
                 finally:
                     with self._lock:
                         self._seats.answered(connection, time.monotonic())
@@ -192,7 +187,7 @@ class LocalServer:
                 self._seats.leave(connection)
                 connection.close()
 
-    def _answer(self, line: bytes) -> bytes:
+    def _answer(self, line: bytes, allowed: frozenset[Access]) -> bytes:
         try:
             request = wire.decode_request(line)
         except ProtocolError as exc:
@@ -204,6 +199,9 @@ class LocalServer:
         if method is None:
             text = f"cannot call {request.method!r}: known methods are {', '.join(sorted(self._methods))}"
             return wire.encode_failure(wire.UNKNOWN_METHOD, text)
+        if method.access not in allowed:
+            text = f"cannot call {request.method!r}: it takes the right to {method.access}"
+            return wire.encode_failure(wire.DENIED, text)
         try:
             return wire.encode_result(method(request.params))
         except GpufracError as exc:

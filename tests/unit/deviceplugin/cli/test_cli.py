@@ -209,9 +209,10 @@ def test_status_of_half_a_node_says_what_is_down(node: Node) -> None:
 
 
 def test_an_answer_of_another_version_names_the_process_and_hides_nothing_else(short_tmp: Path) -> None:
+    from mpsd.localapi.methods import reading
     from mpsd.localapi.server import LocalServer
 
-    server = LocalServer(str(short_tmp / "mpsd.sock"), {"snapshot": lambda _: {"strange": True}})
+    server = LocalServer(str(short_tmp / "mpsd.sock"), reading({"snapshot": lambda _: {"strange": True}}))
     server.start()
     try:
         got = run("status", "--run-root", str(short_tmp))

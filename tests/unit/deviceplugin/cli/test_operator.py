@@ -20,6 +20,7 @@ from deviceplugin.status.clients import clients, targets
 from deviceplugin.status.status import PluginStatus
 from mpsd.common.errors import ConfigError, NotReachableError
 from mpsd.common.processlock import ProcessLock
+from mpsd.localapi.methods import reading
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import CleanedUp, DaemonState, GpuClient, GpuClients, Snapshot
 from tests.builders import config, fixed, reported, resource, snapshot, uuid
@@ -62,31 +63,35 @@ class FakeNode:
         self.asked: list[dict[str, Any]] = []
         self.plugin = LocalServer(
             f"{directory}/plugin.sock",
-            {
-                "status": lambda _: self.world.picture(),
-                "drain": lambda params: self.world.broker.drain(params["gpu"], params["reason"]),
-                "undrain": lambda params: self.world.broker.undrain(params["gpu"]),
-                "targets": lambda params: targets(
-                    self.world.picture().allocations, params["pod"], params.get("container")
-                ),
-                "clients": lambda _: clients(
-                    self.world.broker.gpus(),
-                    self.world.picture().allocations,
-                    outdated=self.world.broker.absence,
-                    known_unix_s=self.world.broker.heard_unix_s,
-                ),
-            },
+            reading(
+                {
+                    "status": lambda _: self.world.picture(),
+                    "drain": lambda params: self.world.broker.drain(params["gpu"], params["reason"]),
+                    "undrain": lambda params: self.world.broker.undrain(params["gpu"]),
+                    "targets": lambda params: targets(
+                        self.world.picture().allocations, params["pod"], params.get("container")
+                    ),
+                    "clients": lambda _: clients(
+                        self.world.broker.gpus(),
+                        self.world.picture().allocations,
+                        outdated=self.world.broker.absence,
+                        known_unix_s=self.world.broker.heard_unix_s,
+                    ),
+                }
+            ),
         )
         self.mpsd = LocalServer(
             f"{directory}/mpsd.sock",
-            {
-                "snapshot": lambda _: self.snapshot,
-                "clients": lambda params: {u: self.looked_up.get(u, GpuClients()) for u in params["uuids"]},
-                "terminate": self._terminate,
-                "replace": self._replace,
-                "cleanup": self._cleanup,
-                "confirm_indices": self.asked.append,
-            },
+            reading(
+                {
+                    "snapshot": lambda _: self.snapshot,
+                    "clients": lambda params: {u: self.looked_up.get(u, GpuClients()) for u in params["uuids"]},
+                    "terminate": self._terminate,
+                    "replace": self._replace,
+                    "cleanup": self._cleanup,
+                    "confirm_indices": self.asked.append,
+                }
+            ),
         )
 
     @property

@@ -13,6 +13,7 @@ from deviceplugin.cli.main import cli
 from deviceplugin.cli.output import complain
 from deviceplugin.status import metrics
 from deviceplugin.status.clients import clients
+from mpsd.localapi.methods import reading
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import GpuClient, GpuClients
 from tests.builders import reported, snapshot, uuid
@@ -40,14 +41,16 @@ def root(short_tmp: Path) -> Iterator[str]:
     world.broker.observe_snapshot(snapshot(*gpus))
     plugin = LocalServer(
         f"{short_tmp}/plugin.sock",
-        {
-            "status": lambda _: world.picture(),
-            "clients": lambda _: clients(world.broker.gpus(), world.picture().allocations),
-        },
+        reading(
+            {
+                "status": lambda _: world.picture(),
+                "clients": lambda _: clients(world.broker.gpus(), world.picture().allocations),
+            }
+        ),
     )
     looked_up = {uuid(0): GpuClients(clients=(client,))}
     mpsd = LocalServer(
-        f"{short_tmp}/mpsd.sock", {"snapshot": lambda _: snapshot(*gpus), "clients": lambda _: looked_up}
+        f"{short_tmp}/mpsd.sock", reading({"snapshot": lambda _: snapshot(*gpus), "clients": lambda _: looked_up})
     )
     plugin.start()
     mpsd.start()

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from mpsd.app import methods
 from mpsd.common.errors import ConfigError, GpufracError, ProtocolError, TransientError
 from mpsd.daemon import process
 from mpsd.gpu.backend import GpuLostError, GpuNotSupportedError, MemoryLimits, NoLimitError
 from mpsd.limits.api import MAX_QUERIES, LimitsApi
-from mpsd.localapi.snapshot import HardLimits, LimitQuery, LimitReading
+from mpsd.localapi.snapshot import CleanedUp, HardLimits, LimitQuery, LimitReading
+from mpsd.supervision.methods import methods
 from mpsd.supervision.terminate import Terminator
 from tests.unit.mpsd.supervision.test_supervisor import CALM, ONE, TWO, Bench, inventory, running, state_of
 from tests.waiting import WAIT_S, until
@@ -164,9 +164,13 @@ def test_a_guarantee_is_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(seen) == 2
 
 
+def unasked() -> CleanedUp:
+    raise AssertionError
+
+
 def test_the_methods_of_the_local_api(node: Node) -> None:
     supervisor = node.bench.supervisor
-    table = methods(supervisor, Terminator(supervisor), node.api)
+    table = methods(supervisor, Terminator(supervisor), node.api, unasked)
     query = {"gpu": ONE, "cgroup": node.cgroup}
     reading = table["set_limits"]({**query, "soft_bytes": 0, "hard_bytes": GIB})
     assert reading == LimitReading(hard_bytes=GIB)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from mpsd.common.errors import ConfigError, GpufracError, NotReachableError, Pro
 from mpsd.localapi import seats, wire
 from mpsd.localapi import server as server_module
 from mpsd.localapi.client import MpsdClient, call
+from mpsd.localapi.methods import Call, Method, reading
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import Desired, GpuClient, GpuClients, Snapshot
 from tests.desired import allocation
@@ -55,8 +56,8 @@ class Owner:
         """Waits until `watch` has been asked so often."""
         until(lambda: self.watching == count)
 
-    def methods(self) -> dict[str, Callable[[dict[str, Any]], object]]:
-        return {
+    def methods(self) -> dict[str, Method]:
+        calls: dict[str, Call] = {
             "snapshot": lambda _: self.snapshot,
             "watch": self._watch,
             "apply": self._apply,
@@ -69,6 +70,7 @@ class Owner:
             "odd": lambda _: object(),
             "surrogate": lambda _: "\udcff",
         }
+        return reading(calls)
 
     def _watch(self, params: dict[str, Any]) -> Snapshot:
         known = (params["instance"], params["generation"])
@@ -309,7 +311,7 @@ def test_who_holds_connections_in_silence_keeps_nobody_out(
 
 def test_who_takes_no_answers_holds_up_nobody(path: str) -> None:
     """Not for the time it takes to tell each of them to leave, either."""
-    server = LocalServer(path, {"much": lambda _: "x" * (4 << 20), "little": lambda _: {"is": 1}})
+    server = LocalServer(path, reading({"much": lambda _: "x" * (4 << 20), "little": lambda _: {"is": 1}}))
     server.start()
     try:
         with connections(path, wire.encode_request("much", {})) as held:
