@@ -52,10 +52,6 @@ class GpuView(msgspec.Struct, frozen=True):
         return f"GPU {self.index} ({self.uuid})"
 
 
-NOT_PROBED = HardLimits().missing
-"""What is missing before mpsd has looked, or where it is of a version that does not."""
-
-
 NO_CDI_OF_PLUGINS = (
     "nothing sets its limit: this container runtime takes no CDI devices from NRI plugins: upgrade it to containerd "
     "2.1 or CRI-O 1.34, or newer"
@@ -85,7 +81,7 @@ class HardAbility(msgspec.Struct, frozen=True):
     @property
     def known(self) -> bool:
         """Whether mpsd has looked."""
-        return self.limits.missing != NOT_PROBED
+        return self.limits.probed
 
     @property
     def settable(self) -> bool:
@@ -134,7 +130,7 @@ class HardAbility(msgspec.Struct, frozen=True):
 
 def newer(known: HardLimits, told: HardLimits) -> HardLimits:
     """What is known of hard limits after mpsd's word. A young mpsd has not looked yet: that is no news."""
-    return known if told.missing == NOT_PROBED else told
+    return told if told.probed else known
 
 
 class GroupView(msgspec.Struct, frozen=True):

@@ -3,7 +3,9 @@
 A code is for programs: an enum per subject, in CamelCase, stable. A message is for people, and no code reads one.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Self
 
 import msgspec
@@ -36,3 +38,44 @@ class Reason(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return self.message
+
+
+class OlderCode(Code):
+    """Stands for the code that is missing beside a message."""
+
+    UNKNOWN = (
+        "Unknown",
+        "A process of an earlier version gave a message without a code.",
+        "Read the message; the code comes once both processes are of this version.",
+    )
+
+
+# On a wire a reason is two fields, so that who knows no codes reads the message as ever: `reason` and `reason_code`,
+# both empty where all is well.
+
+
+def message_of(reason: Reason | None) -> str:
+    """The message as a field of its own; empty where all is well."""
+    return "" if reason is None else reason.message
+
+
+def code_of(reason: Reason | None) -> str:
+    """The code as a field of its own; empty where all is well."""
+    return "" if reason is None else str(reason.code)
+
+
+def reason_of(message: str, code: str) -> Reason | None:
+    """The reason that two fields have; `Unknown` is the code of one that came without."""
+    return Reason(code or OlderCode.UNKNOWN, message) if message else None
+
+
+def reasons_of(messages: Iterable[str], codes: Iterable[str]) -> tuple[Reason, ...]:
+    """The same of fields that hold several, in the same order."""
+    pairs = zip_longest(messages, codes, fillvalue="")
+    return tuple(reason for message, code in pairs if (reason := reason_of(message, code)) is not None)
+
+
+def joined(reasons: Iterable[Reason | None]) -> Reason | None:
+    """Several as one, with the code of the first; None where there is none."""
+    found = [reason for reason in reasons if reason is not None]
+    return Reason(found[0].code, "; ".join(reason.message for reason in found)) if found else None

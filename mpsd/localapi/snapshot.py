@@ -2,6 +2,9 @@
 
 `Snapshot` flows from mpsd to the plugin and the CLI; `Desired` flows from the plugin to mpsd, always whole
 (level-triggered), so losing one message costs nothing.
+
+A reason is two fields here, its message (`reason`, `not_shared`, `error` ...) and beside it its code (`reason_code`
+...), both empty where all is well; an older mpsd sends no code. Whoever reads one takes the property with the `Reason`.
 """
 
 from enum import StrEnum
@@ -9,7 +12,9 @@ from enum import StrEnum
 import msgspec
 
 from mpsd.common.ranges import Count, LimitBytes, Line, MpsProtocol, Name, NameOrNone, Percent
+from mpsd.common.reason import Reason, reason_of, reasons_of
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, Mode
+from mpsd.localapi.reasons import HardLimitCode
 
 
 class DaemonState(StrEnum):
@@ -39,6 +44,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: NameOrNone = ""
     """UUID of its only GPU, or the group's name."""
     reason: str = ""
+    reason_code: str = ""
     since_unix_s: float = 0.0
     protocol: MpsProtocol = 2
     pid: int | None = None
@@ -47,12 +53,23 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     pinned_limit_bytes: int | None = None
     attached: tuple["Attached", ...] = ()
     unheld: str = ""
+    unheld_code: str = ""
     shared_memory: str | None = None
     """The directory that it was given as its /dev/shm and that its clients mount there; empty: it has the node's. None:
     an older mpsd, which does not tell."""
     restarts: int = 0
     wedged: bool = False
     last_log: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> Reason | None:
+        """Why it is in its state, by `DaemonCode`."""
+        return reason_of(self.reason, self.reason_code)
+
+    @property
+    def why_unheld(self) -> Reason | None:
+        """By `ServerHoldCode`."""
+        return reason_of(self.unheld, self.unheld_code)
 
 
 class Attached(msgspec.Struct, frozen=True):
@@ -63,6 +80,12 @@ class Attached(msgspec.Struct, frozen=True):
     pipe_directory: str
     limit_bytes: int
     objection: str = ""
+    objection_code: str = ""
+
+    @property
+    def why(self) -> Reason | None:
+        """Why it can't start now, by `NamespaceCode`."""
+        return reason_of(self.objection, self.objection_code)
 
 
 class GpuClient(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +112,9 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     info: GpuInfo
     health: GpuHealth
     reason: str = ""
+    reason_code: str = ""
     not_shared: str = ""
+    not_shared_code: str = ""
     excluded: bool = False
     group: NameOrNone = ""
     mode: Mode | None = None
@@ -98,6 +123,16 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     clients: tuple[GpuClient, ...] = ()
     evictions: int = 0
     """Clients that MPS evicted from it since its daemon was started, for others within their guaranteed memory."""
+
+    @property
+    def why(self) -> Reason | None:
+        """What is wrong with it, by `GpuCode`."""
+        return reason_of(self.reason, self.reason_code)
+
+    @property
+    def why_not_shared(self) -> Reason | None:
+        """Why it is left alone, by `SharingCode` or `GroupCode`."""
+        return reason_of(self.not_shared, self.not_shared_code)
 
     @property
     def foreign_processes(self) -> tuple[int, ...]:
@@ -115,6 +150,21 @@ class HardLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str = ""
     missing: tuple[str, ...] = ("it is not probed yet",)
+    missing_codes: tuple[str, ...] = ()
+
+    @property
+    def probed(self) -> bool:
+        """Whether it was looked at yet."""
+        return self != _NOT_PROBED
+
+    @property
+    def why_not(self) -> tuple[Reason, ...]:
+        """What is missing, by `HardLimitCode`."""
+        codes = self.missing_codes if self.probed else (HardLimitCode.NOT_PROBED,)
+        return reasons_of(self.missing, codes)
+
+
+_NOT_PROBED = HardLimits()
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,8 +176,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuStatus, ...] = ()
     reason: str = ""
     """Why there are no GPUs, or what keeps mpsd from seeing all; empty when fine."""
+    reason_code: str = ""
     config_error: str = ""
     """The error of a config file that was refused on reload; empty when the file is in force."""
+    config_error_code: str = ""
     config_restart_needed: str = ""
     """Sections of the config that changed and take effect when mpsd is restarted."""
     backend: str = "nvml"
@@ -137,6 +189,22 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Where container cgroups are, as seen by whoever reads limits."""
     warnings: tuple[str, ...] = ()
     """What is short of perfect on this host, such as daemons that end with mpsd; each says what to do."""
+    warning_codes: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> Reason | None:
+        """Why GPUs are missing, by `InventoryCode`."""
+        return reason_of(self.reason, self.reason_code)
+
+    @property
+    def why_config_refused(self) -> Reason | None:
+        """By `ConfigCode`."""
+        return reason_of(self.config_error, self.config_error_code)
+
+    @property
+    def shortfalls(self) -> tuple[Reason, ...]:
+        """The warnings, by `HostCode`, `WarningCode` and others."""
+        return reasons_of(self.warnings, self.warning_codes)
 
 
 class GpuClients(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +212,12 @@ class GpuClients(msgspec.Struct, frozen=True, kw_only=True):
 
     clients: tuple[GpuClient, ...] = ()
     error: str = ""
+    error_code: str = ""
+
+    @property
+    def why(self) -> Reason | None:
+        """Why it can't be told, by `ClientsCode`."""
+        return reason_of(self.error, self.error_code)
 
 
 class LimitQuery(msgspec.Struct, frozen=True):
@@ -160,6 +234,12 @@ class LimitReading(msgspec.Struct, frozen=True, kw_only=True):
     hard_bytes: int | None = None
     used_bytes: int = 0
     error: str = ""
+    error_code: str = ""
+
+    @property
+    def why(self) -> Reason | None:
+        """Why it can't be told, by `LimitReadingCode`."""
+        return reason_of(self.error, self.error_code)
 
 
 class Outcome(StrEnum):
@@ -180,6 +260,12 @@ class Termination(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     outcome: Outcome
     error: str = ""
+    error_code: str = ""
+
+    @property
+    def why(self) -> Reason | None:
+        """Why not more, by `TerminationCode`."""
+        return reason_of(self.error, self.error_code)
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
