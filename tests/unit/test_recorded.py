@@ -15,6 +15,7 @@ from deviceplugin.grants.ledger import Ledger
 from deviceplugin.selftest import record as selftest
 from deviceplugin.status.clients import GpuClientsStatus
 from deviceplugin.status.status import AllocationStatus, PluginStatus
+from mpsd.common.reason import OlderCode, Reason
 from mpsd.config.load import parse_config
 from mpsd.config.show import effective
 from mpsd.daemon.state import StateFile
@@ -113,6 +114,15 @@ def test_answers_of_the_local_sockets(node: Path, name: str) -> None:
     """The process that is replaced last speaks with one of the other version."""
     old = json.loads((node / "answers" / f"{name}.json").read_text())
     assert not lost(old, as_json(msgspec.convert(old, ANSWERS[name])))
+
+
+def test_an_mpsd_of_the_last_version_gives_messages_without_codes(node: Path) -> None:
+    old = (node / "answers" / "mpsd-snapshot.json").read_text()
+    snapshot = msgspec.json.decode(old, type=Snapshot)
+    assert snapshot.why_config_refused == Reason(OlderCode.UNKNOWN, json.loads(old)["config_error"])
+    assert snapshot.why is None
+    assert [gpu.why for gpu in snapshot.gpus] == [None] * len(snapshot.gpus)
+    assert [str(reason) for reason in snapshot.hard_limits.why_not] == json.loads(old)["hard_limits"]["missing"]
 
 
 def test_configs(node: Path) -> None:
