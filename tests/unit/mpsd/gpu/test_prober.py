@@ -237,7 +237,7 @@ def test_driver_is_not_closed_under_a_hanging_call() -> None:
         rig.prober.kick()
         backend.await_calls(before + 1, "processes", gpu_uuid(0))
         rig.advance(10.0)
-        rig.seen.await_health(gpu0=UNRESPONSIVE)
+        rig.seen.await_health(gpu0=UNRESPONSIVE, gpu1=OK)
         backend.fail["uuids", ""] = GpuError("cannot count", 999)
         rig.rounds(3)
         assert backend.count("close") == 0
