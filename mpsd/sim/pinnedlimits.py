@@ -1,12 +1,10 @@
-"""Pinned memory limits, device lists and SM partitions as MPS knows them. Pure."""
+"""Pinned memory limits and device lists as MPS knows them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 MIB = 1024 * 1024
-CHUNKS_PER_GPU, SMS_PER_CHUNK = 16, 8
-"""Static partitions of a Hopper GPU: chunks of 8 SMs (MPS documentation r615)."""
 
 _UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB}
 

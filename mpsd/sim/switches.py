@@ -5,9 +5,9 @@ A file `mps-switches/<name>` in the simulation directory overrides the default; 
 Where a choice had to be made, the default is the one that is harder on the caller. A switch that starts with `3:` is of
 protocol 3 alone.
 
-Guessed and without a switch, since a caller must not read them: layouts of ps, device_query, get_device_client_list,
-lspart (control2), -h and help (frontend, grammar3), titles and widths of tables other than those of `namespace list`
-and `client list` (table3), refusal texts (control3), most log lines of protocol 3 (daemon3).
+Guessed and without a switch, since a caller must not read them: layouts of ps, device_query, get_device_client_list
+(control2), -h and help (frontend2, grammar3), titles and widths of tables other than those of `namespace list` and
+`client list` (table3), refusal texts (control3), most log lines of protocol 3 (daemon3).
 """
 
 from mpsd.sim.files import read_text, write_text

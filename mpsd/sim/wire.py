@@ -4,8 +4,7 @@ On a stream socket `control` a peer opens with one line:
   `UI`                 answered by the daemon's protocol; then command lines, each answered by `<exit status> <length>`
                        and that many bytes, or by `exit <status>` where the daemon ends. A command of protocol 3 has
                        its words apart by WORD_END
-  `CLIENT <uid or -> <static partition or ->`
-                       answered by `ok <JSON>` or `error <CUresult>` once a server is ready, or by `plain`: CUDA goes on
+  `CLIENT <uid or ->`  answered by `ok <JSON>` or `error <CUresult>` once a server is ready, or by `plain`: CUDA goes on
                        without MPS, or by `registered`: it goes on alone, but known for memory accounting (protocol 3).
                        Afterwards the server, or the daemon of one that is registered, may send `error <CUresult>`; the
                        client `context <GPU UUID>`, `fault`, `busy` (work in flight), or `evict <GPU UUID>` for want of

@@ -209,19 +209,6 @@ def test_shutdown_server_by_force_does_not_wait_for_clients(daemon: Mps) -> None
     until(lambda: not alive(server), "the server's end")
 
 
-def test_static_partitions_are_named_by_gpu_and_listed_in_seven_columns(mps: Mps) -> None:
-    mps.start("-S", CUDA_VISIBLE_DEVICES="0")  # so that the shortened UUID of a list is unique
-    rows = [line.split() for line in mps.ask("lspart").splitlines()[2:]]
-    assert {len(row) for row in rows} == {7}
-    uuid = rows[0][0]
-    partition = mps.ask(f"sm_partition add {uuid} 2").strip()
-    assert re.fullmatch(rf"{uuid}\S*/\S+", partition)
-    assert partition.split("/")[1] in mps.ask("lspart")
-    refusal = mps.ask(f"sm_partition add {uuid} 9999")
-    assert "Failed to fulfill the requested SM partition of 9999 chunks" in refusal
-    assert "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" in refusal
-
-
 # Quit
 
 

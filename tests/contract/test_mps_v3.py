@@ -357,7 +357,7 @@ def test_client_terminate_leaves_the_process_and_works_once(daemon: Mps) -> None
     assert daemon.run("client", "terminate", str(client.pid)).returncode != 0
 
 
-# Devices, SM partitions, features
+# Devices, features
 
 
 def test_device_list_has_the_documented_columns(daemon: Mps) -> None:
@@ -365,26 +365,6 @@ def test_device_list_has_the_documented_columns(daemon: Mps) -> None:
     assert row[:2] == ["0", "s"]
     assert row[3].startswith("GPU-")
     assert all(cell.isdigit() for cell in row[5:7])
-
-
-def test_an_sm_partition_is_created_listed_and_deleted(daemon: Mps) -> None:
-    text = daemon.tell("sm-partition", "create", "large", "--server=s", "--device=0", "--chunks=2")
-    match = re.search(r"SM partition 'large' created on device (GPU-\S+) \(sm-count=(\d+)\)", text)
-    visible = re.search(r"CUDA_MPS_SM_PARTITION=(GPU-\S+/\S+)", text)
-    assert match
-    assert visible
-    rows = daemon.rows("sm-partition", "list", "--server=s", "--device=0")
-    assert ["s", match[1], "large", "2", match[2], "false", "created", visible[1]] in rows
-    assert "unallocated" in {row[6] for row in rows}
-    text = daemon.tell("sm-partition", "delete", "large", "--server=s", "--device=0")
-    assert f"SM partition 'large' deleted from device {match[1]}" in text
-
-
-def test_an_sm_partition_needs_enough_chunks_and_no_clients(daemon: Mps) -> None:
-    command = ("sm-partition", "create", "p", "--server=s", "--device=0")
-    assert daemon.run(*command, "--chunks=9999").returncode != 0
-    daemon.hold("--allocate", "1048576", at=("s",))
-    assert daemon.run(*command, "--chunks=2").returncode != 0
 
 
 def test_both_features_are_enabled_by_default(daemon: Mps) -> None:

@@ -1,7 +1,7 @@
 """The CUDA driver inside one simulated process: finds its GPUs and its MPS daemon as the real one would.
 
 Environment, besides what CUDA reads (CUDA_VISIBLE_DEVICES, CUDA_MPS_PIPE_DIRECTORY, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT,
-CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, CUDA_MPS_SM_PARTITION):
+CUDA_MPS_ACTIVE_THREAD_PERCENTAGE):
   GPUFRAC_SIM_DIRECTORY  the simulation directory; required
   GPUFRAC_SIM_DEVICES    UUIDs of the GPUs that the container was given, by comma; absent: all, as on the host
   GPUFRAC_SIM_MOUNTS     JSON, container path to host path; what is below none does not exist. Absent: on the host
@@ -92,7 +92,7 @@ class Cuda:
     ) -> None:
         """Becomes a client of the daemon, as far as that has it."""
         uid = environment.get("GPUFRAC_SIM_UID") or "-"
-        send_line(connection, f"CLIENT {uid} {environment.get('CUDA_MPS_SM_PARTITION') or '-'}")
+        send_line(connection, f"CLIENT {uid}")
         self._reader = LineReader(connection.fileno())
         lines: list[str] | None = []
         while lines == []:

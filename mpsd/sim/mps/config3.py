@@ -23,10 +23,7 @@ _SERVER: Keys = {
     "uid": int,
     "locality_domains": bool,
     "namespaces": dict,
-    "devices": list,
 }
-_PARTITION: Keys = {"name": str, "chunks": int, "include_remainder": bool}
-_DEVICE: Keys = {"uuid": str, "sm_partitions": list}
 _TOP: Keys = {"schema_version": str, "servers": dict, "features": dict}
 _FEATURES: Keys = {"memacct": dict, "context-share": dict}
 _MEMACCT: Keys = {"enabled": bool, "audit_log": bool}
@@ -35,22 +32,10 @@ _CONTEXT_SHARE: Keys = {"enabled": bool, "default_socket": str}
 _SINCE_620: dict[str, Keys] = {
     "top": {"compute_policy": dict},
     "server": {"timeslice_pct": str},
-    "namespace": {"cgroup": str, "cgroup_depth": int, "devices": list},
-    "partition": {"shareable": bool, "max_chunks": int},
+    "namespace": {"cgroup": str, "cgroup_depth": int},
     "memacct": {"force_polling": bool},
 }
 _COMPUTE_POLICY: Keys = {"timeslice": str, "timeslice_yield_level": int}
-_NAMESPACE_DEVICE: Keys = {"uuid": str, "sm_partition": str}
-
-
-class PartitionConfig:
-    """`[[servers.<n>.devices.sm_partitions]]`"""
-
-    def __init__(self, device: str, name: str, chunks: int, remainder: bool) -> None:
-        self.device = device
-        self.name = name
-        self.chunks = chunks
-        self.remainder = remainder
 
 
 class ServerConfig:
@@ -59,7 +44,6 @@ class ServerConfig:
     def __init__(self) -> None:
         self.options: dict[str, str] = {}
         self.namespaces: dict[str, dict[str, str]] = {}
-        self.partitions: list[PartitionConfig] = []
 
 
 class Config:
@@ -103,19 +87,6 @@ class _Reader:
                 raise ConfigError(f"Configuration error: '{place}.{name}' must be a table")
         return dict(value)
 
-    def array(self, value: list[Any], place: str, keys: Keys, kind: str, needed: tuple[str, ...]) -> list[Any]:
-        """The tables of an array of tables. Raises ConfigError."""
-        entries = []
-        for entry in value:
-            if type(entry) is not dict:
-                raise ConfigError(f"Configuration error: '{place}' must be an array of tables")
-            known = self.table(entry, place, keys, kind)
-            missing = next((key for key in needed if key not in known), None)
-            if missing is not None:
-                raise ConfigError(f"Configuration error: '{place}' lacks '{missing}'")
-            entries.append(known)
-        return entries
-
 
 def parse_config(text: str, driver_major: int, unknown: str) -> Config:
     """The configuration in a file's text. Raises ConfigError.
@@ -155,15 +126,7 @@ def _server(reader: _Reader, entry: Mapping[str, Any], place: str) -> ServerConf
     for name, limits in reader.tables(known.get("namespaces", {}), f"{place}.namespaces").items():
         path = f"{place}.namespaces.{name}"
         namespace = reader.table(limits, path, _NAMESPACE, "namespace")
-        reader.array(namespace.get("devices", []), f"{path}.devices", _NAMESPACE_DEVICE, "", ("uuid",))
         server.namespaces[name] = _options(namespace)
-    for device in reader.array(known.get("devices", []), f"{place}.devices", _DEVICE, "device", ("uuid",)):
-        path = f"{place}.devices.sm_partitions"
-        for part in reader.array(device.get("sm_partitions", []), path, _PARTITION, "partition", ("name", "chunks")):
-            partition = PartitionConfig(
-                device["uuid"], part["name"], part["chunks"], part.get("include_remainder", False)
-            )
-            server.partitions.append(partition)
     return server
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from mpsd.sim.mps.views import Limit, Refused, ServerView, Settings
-from mpsd.sim.pinnedlimits import CHUNKS_PER_GPU, SMS_PER_CHUNK, parse_command_value, resolve_device, show_value
+from mpsd.sim.pinnedlimits import parse_command_value, show_value
 
 Action = tuple[str, int, str]
 """start UID; send server message; drain server; exit server; terminate server client; quit seconds (-1: no limit)"""
@@ -32,8 +32,6 @@ HELP = "\n".join(
         "get_default_client_priority",
         "terminate_client <server PID> <client PID>",
         "device_query [<PID>] [--csv]",
-        "sm_partition add <GPU> <chunks> | rm <GPU> <partition>",
-        "lspart",
         "quit [-t <seconds>]",
     )
 )
@@ -53,14 +51,12 @@ class Server2(ServerView):
 class Control2:
     """State of one daemon: the defaults of servers to come, and the servers."""
 
-    def __init__(self, settings: Settings, static: bool = False) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.static = static
         self.limits: dict[str, Limit] = {}
         self.threads = 100.0
         self.priority = 0
         self.servers: dict[int, Server2] = {}
-        self.partitions: dict[str, list[tuple[str, int]]] = {}
         self._actions: list[Action] = []
 
     def execute(self, line: str) -> tuple[str, list[Action]]:
@@ -83,11 +79,6 @@ class Control2:
         applied = self.settings.apply_limit(limit)
         if applied is not None:
             self.limits[device] = applied
-
-    def partition_exists(self, name: str) -> bool:
-        """Whether `<GPU UUID>/<id>` is a static partition."""
-        uuid, _, partition = name.partition("/")
-        return any(partition == known for known, _ in self.partitions.get(uuid, ()))
 
     # Servers and clients
 
@@ -228,42 +219,6 @@ class Control2:
         ]
         return "\n".join(separator.join(row) for row in rows)
 
-    def sm_partition(self, words: list[str]) -> str:
-        uuid = resolve_device(words[1], self.settings.uuids)
-        if uuid is None or not self.static:
-            raise ValueError
-        partitions = self.partitions.setdefault(uuid, [])
-        if words[0] == "add":
-            chunks = int(words[2])
-            if not 0 < chunks <= CHUNKS_PER_GPU - sum(used for _, used in partitions):
-                raise Refused(
-                    f"Failed to fulfill the requested SM partition of {chunks} chunks, "
-                    "error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
-                )
-            taken = {partition for partition, _ in partitions}
-            name = next(n for n in (f"Dx{letter}{'A' * 31}" for letter in "456789abcdefghijklmn") if n not in taken)
-            partitions.append((name, chunks))
-            return f"{uuid}/{name}"
-        if words[0] == "rm":
-            partitions.remove(next(entry for entry in partitions if entry[0] == words[2]))
-            return ""
-        raise ValueError
-
-    def lspart(self, words: list[str]) -> str:
-        lines = ["GPU           Partition                          free   used   free  used  clients"]
-        lines.append("                                                 chunk  chunk  SM    SM")
-        for uuid in self.settings.uuids:
-            partitions = self.partitions.get(uuid, [])
-            used = sum(chunks for _, chunks in partitions)
-            free = CHUNKS_PER_GPU - used
-            row = (uuid[:12], "-", free, used, free * SMS_PER_CHUNK, used * SMS_PER_CHUNK, "-")
-            lines.append(_LSPART_ROW.format(*map(str, row)))
-            for name, chunks in partitions:
-                lines.append(
-                    _LSPART_ROW.format(uuid[:12], name, "-", str(chunks), "-", str(chunks * SMS_PER_CHUNK), "-")
-                )
-        return "\n".join(lines)
-
     def quit(self, words: list[str]) -> str:
         timeout_s = -1
         if words:
@@ -276,8 +231,6 @@ class Control2:
     def help(self, words: list[str]) -> str:
         return HELP
 
-
-_LSPART_ROW = "{:<13} {:<34} {:<6} {:<6} {:<5} {:<5} {}"
 
 _COMMANDS: dict[str, Callable[[Control2, list[str]], str]] = {
     name: getattr(Control2, name) for name in (*(line.split()[0] for line in HELP.splitlines()), "help")

@@ -12,7 +12,7 @@ from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.sim.mps import table3
 from mpsd.sim.mps.grammar3 import Command, parse
 from mpsd.sim.mps.views import ACTIVE, FAULT, INITIALIZING, ClientView, Limit, Refused, ServerView, Settings
-from mpsd.sim.pinnedlimits import CHUNKS_PER_GPU, SMS_PER_CHUNK, parse_size, resolve_device, show_value
+from mpsd.sim.pinnedlimits import parse_size, resolve_device, show_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ DEFAULT = "default"
 
 MEMACCT, CONTEXT_SHARE = "memacct", "context-share"
 
-REMAINDER_SMS = 4
-"""What 132 SMs leave over after 16 chunks of 8."""
+TOTAL_SMS, CHUNKS = 132, 16
+"""Of a Hopper GPU, as `device list` shows them (MPS documentation r615)."""
 
 _NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_")
 _SERVER_FIELDS = ("name", "uid", "pid", "status", "pipe-directory", "allowed-devices")
@@ -52,23 +52,6 @@ class Namespace:
         self.priority = 0
 
 
-class Partition:
-    """SMs of one device, set apart. `identifier` is what a client names; empty while only configured."""
-
-    __slots__ = ("chunks", "device", "identifier", "name", "remainder")
-
-    def __init__(self, name: str, device: str, chunks: int, remainder: bool) -> None:
-        self.name = name
-        self.device = device
-        self.chunks = chunks
-        self.remainder = remainder
-        self.identifier = ""
-
-    @property
-    def sms(self) -> int:
-        return self.chunks * SMS_PER_CHUNK + (REMAINDER_SMS if self.remainder else 0)
-
-
 class Server3:
     """A named server. `process` is None while none runs for it."""
 
@@ -76,9 +59,7 @@ class Server3:
         self.name = name
         self.uid = uid
         self.allowed_devices = ""
-        self.locality_domains = False
         self.namespaces = {DEFAULT: Namespace(DEFAULT)}
-        self.partitions: list[Partition] = []
         self.process: ServerView | None = None
 
     def clients(self, namespace: str | None = None) -> list[ClientView]:
@@ -104,7 +85,6 @@ class Control3:
         self.audit_log = False
         self.default_socket = True
         self._actions: list[Action3] = []
-        self._partition_number = 0
 
     def execute(self, words: list[str], uid: int) -> tuple[int, str, list[Action3]]:
         """Exit status, text (no newline at its end) and effects of a user's command. Never raises."""
@@ -130,8 +110,6 @@ class Control3:
                 if namespace != DEFAULT:
                     self._add_namespace(server, namespace)
                 self._limit(server.namespaces[namespace], options)
-            for part in wanted.partitions:
-                self._add_partition(server, Partition(part.name, part.device, part.chunks, part.remainder))
         return self._actions
 
     def server_of_user(self, uid: int) -> tuple[Server3, list[Action3]]:
@@ -140,22 +118,6 @@ class Control3:
         owner = 0 if self.multiuser else uid
         name = f"uid_{owner}"
         return self.servers.get(name) or self._add_server(name, owner), self._actions
-
-    def started(self, server: Server3) -> None:
-        """A server's process is up: what was configured for it is made."""
-        for partition in server.partitions:
-            if not partition.identifier:
-                self._partition_number += 1
-                partition.identifier = f"{partition.device}/Kp8{self._partition_number:A>30}"
-
-    def stopped(self, server: Server3) -> None:
-        """A server's process is gone; its partitions are made again with the next one."""
-        server.process = None
-        for partition in server.partitions:
-            partition.identifier = ""
-
-    def partition_exists(self, server: Server3, identifier: str) -> bool:
-        return any(partition.identifier == identifier for partition in server.partitions)
 
     def directory(self, server: Server3, namespace: str = "") -> str:
         """Where the control socket of a server or namespace is."""
@@ -218,7 +180,7 @@ class Control3:
         server.allowed_devices = options.get("allowed-devices", server.allowed_devices)
         domains = options.get("locality-domains")
         if domains is not None:
-            server.locality_domains = _truth("locality-domains", domains)
+            _truth("locality-domains", domains)
         return domains is not None
 
     def _check_path(self, server: Server3, namespace: str) -> None:
@@ -426,7 +388,7 @@ class Control3:
             case _:
                 return self.settings.command_of(client.pid)
 
-    # Devices and SM partitions
+    # Devices
 
     def _allowed(self, server: Server3) -> list[str]:
         """UUIDs of the devices that a server may use and that are there."""
@@ -437,72 +399,13 @@ class Control3:
         return [uuid for uuid in named if uuid is not None]
 
     def device_list(self, command: Command, uid: int) -> str:
-        total_sms = CHUNKS_PER_GPU * SMS_PER_CHUNK + REMAINDER_SMS
         rows = []
         for server in self._servers(command):
             for ordinal, device in enumerate(self.settings.devices):
                 if device.uuid in self._allowed(server):
                     place = [str(ordinal), server.name, device.pci_bus_id, device.uuid, device.name]
-                    rows.append([*place, str(total_sms), str(CHUNKS_PER_GPU), "-"])
+                    rows.append([*place, str(TOTAL_SMS), str(CHUNKS), "-"])
         return self._list(table3.DEVICES, rows, command)
-
-    def _device(self, server: Server3, text: str) -> str:
-        uuid = resolve_device(text, self.settings.uuids)
-        if uuid is None or uuid not in self._allowed(server):
-            raise Refused(f"Device '{text}' not found")
-        return uuid
-
-    def _add_partition(self, server: Server3, partition: Partition) -> None:
-        _check_name("SM partition", partition.name)
-        partition.device = self._device(server, partition.device)
-        others = [other for other in server.partitions if other.device == partition.device]
-        if any(other.name == partition.name for other in others):
-            raise Refused(f"SM partition '{partition.name}' already exists on device {partition.device}")
-        if server.locality_domains:
-            raise Refused("SM partitions are not available with locality domains")
-        if any(client.device == partition.device for client in server.clients()):
-            raise Refused(f"Device {partition.device} has active clients")
-        if not 0 < partition.chunks <= CHUNKS_PER_GPU - sum(other.chunks for other in others):
-            raise Refused(f"Not enough chunks on device {partition.device}")
-        if partition.remainder and any(other.remainder for other in others):
-            raise Refused(f"The remainder of device {partition.device} is taken")
-        server.partitions.append(partition)
-
-    def sm_partition_create(self, command: Command, uid: int) -> str:
-        options = command.options
-        server = self._server(options["server"])
-        self._may(command, uid, server.uid)
-        remainder = _truth("include-remainder", options.get("include-remainder", "false"))
-        chunks = _number("chunks", options["chunks"])
-        partition = Partition(command.positionals[0], options["device"], chunks, remainder)
-        self._add_partition(server, partition)
-        text = f"SM partition '{partition.name}' created on device {partition.device} (sm-count={partition.sms})"
-        if server.process is None or server.process.state == INITIALIZING:
-            return text
-        self.started(server)
-        return f"{text}\nCUDA_MPS_SM_PARTITION={partition.identifier}"
-
-    def sm_partition_delete(self, command: Command, uid: int) -> str:
-        server = self._server(command.options["server"])
-        self._may(command, uid, server.uid)
-        uuid, name = self._device(server, command.options["device"]), command.positionals[0]
-        partition = next((p for p in server.partitions if (p.device, p.name) == (uuid, name)), None)
-        if partition is None:
-            raise Refused(f"SM partition '{name}' not found on device {uuid}")
-        if any(client.device == uuid for client in server.clients()):
-            raise Refused(f"Device {uuid} has active clients")
-        server.partitions.remove(partition)
-        return f"SM partition '{name}' deleted from device {uuid}"
-
-    def sm_partition_list(self, command: Command, uid: int) -> str:
-        rows = []
-        for server in self._servers(command):
-            wanted = command.options.get("device")
-            for uuid in self._allowed(server) if wanted is None else [self._device(server, wanted)]:
-                partitions = [partition for partition in server.partitions if partition.device == uuid]
-                rows += [_partition_row(server, partition) for partition in partitions]
-                rows.append([server.name, uuid, "-", *_unallocated(partitions), "-", "unallocated", "-"])
-        return self._list(table3.PARTITIONS, rows, command)
 
     # Features
 
@@ -542,26 +445,6 @@ class Control3:
     def _list(self, columns: Iterable[table3.Column], rows: list[list[str]], command: Command) -> str:
         quote = self.settings.switch("csv-quotes") == "yes"
         return table3.render(list(columns), rows, command.options.get("format", "table"), quote)
-
-
-def _partition_row(server: Server3, partition: Partition) -> list[str]:
-    return [
-        server.name,
-        partition.device,
-        partition.name,
-        str(partition.chunks),
-        str(partition.sms),
-        str(partition.remainder).lower(),
-        "created" if partition.identifier else "configured",
-        partition.identifier or "-",
-    ]
-
-
-def _unallocated(partitions: list[Partition]) -> tuple[str, str]:
-    """Chunks and SMs that are left."""
-    chunks = CHUNKS_PER_GPU - sum(partition.chunks for partition in partitions)
-    left_over = 0 if any(partition.remainder for partition in partitions) else REMAINDER_SMS
-    return str(chunks), str(chunks * SMS_PER_CHUNK + left_over)
 
 
 def _check_name(kind: str, name: str) -> None:
@@ -618,9 +501,6 @@ _COMMANDS: dict[tuple[str, str], Callable[[Control3, Command, int], str]] = {
     ("client", "get"): Control3.client_get,
     ("client", "terminate"): Control3.client_terminate,
     ("device", "list"): Control3.device_list,
-    ("sm-partition", "create"): Control3.sm_partition_create,
-    ("sm-partition", "delete"): Control3.sm_partition_delete,
-    ("sm-partition", "list"): Control3.sm_partition_list,
     ("feature", "enable"): Control3.feature_enable,
     ("feature", "disable"): Control3.feature_disable,
     ("feature", "describe"): Control3.feature_describe,

@@ -50,7 +50,7 @@ class StartError(Exception):
 
 
 class Options:
-    """Command line and environment of one daemon. `static` is of protocol 2, `config_path` of protocol 3."""
+    """Command line and environment of one daemon. `config_path` is of protocol 3."""
 
     def __init__(
         self,
@@ -58,14 +58,12 @@ class Options:
         protocol: int,
         foreground: bool,
         multiuser: bool,
-        static: bool = False,
         config_path: str | None = None,
     ) -> None:
         self.simulation = simulation
         self.server_binary = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "nvidia-cuda-mps-server")
         self.foreground = foreground
         self.multiuser = multiuser
-        self.static = static
         self.config_path = config_path
         self.pipe_directory = pipe_directory(protocol)
         self.log_directory = os.environ.get("CUDA_MPS_LOG_DIRECTORY") or "/var/log/nvidia-mps"
@@ -91,13 +89,12 @@ class Peer:
 class Waiting:
     """A client that has no server yet."""
 
-    __slots__ = ("connection", "partition", "pid", "target", "uid")
+    __slots__ = ("connection", "pid", "target", "uid")
 
-    def __init__(self, connection: socket.socket, pid: int, uid: int, partition: str, target: Target) -> None:
+    def __init__(self, connection: socket.socket, pid: int, uid: int, target: Target) -> None:
         self.connection = connection
         self.pid = pid
         self.uid = uid
-        self.partition = partition
         self.target = target
 
 
@@ -381,8 +378,8 @@ class Daemon:
         connection = peer.connection
         if not peer.hello and lines and connection is not None:
             verb, *words = lines.pop(0).split() or [""]
-            if verb == "CLIENT" and len(words) == 2:
-                self._on_client(peer, words[0], words[1])
+            if verb == "CLIENT" and len(words) == 1:
+                self._on_client(peer, words[0])
                 return
             if verb != "UI":
                 self._log.write("Unable to read new connection type information")
@@ -462,13 +459,13 @@ class Daemon:
 
     # Clients
 
-    def _on_client(self, peer: Peer, uid: str, partition: str) -> None:
+    def _on_client(self, peer: Peer, uid: str) -> None:
         self._forget(peer.descriptor)
         del self._peers[peer.descriptor]
         connection = peer.connection
         assert connection is not None
         pid, real_uid = peer_credentials(connection)
-        waiting = Waiting(connection, pid, int(uid) if uid.isdigit() else real_uid, partition, peer.target)
+        waiting = Waiting(connection, pid, int(uid) if uid.isdigit() else real_uid, peer.target)
         self._log.write("Accepting connection...")
         self._log.write("User did not send valid credentials")
         up = self._is_up(peer.target)

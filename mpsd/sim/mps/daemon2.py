@@ -21,7 +21,7 @@ class Daemon2(Daemon):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self._control = Control2(self._settings, options.static)
+        self._control = Control2(self._settings)
         self._failed_starts = 0
 
     def _refuse_long_path(self) -> StartError:
@@ -100,10 +100,7 @@ class Daemon2(Daemon):
                 continue
             if server.draining and not server.clients:
                 return  # the next server takes it
-            if self._options.static and not self._control.partition_exists(waiting.partition):
-                self._dismiss(waiting, f"error {NUMBERS['INVALID_RESOURCE_CONFIGURATION']}")
-            else:
-                self._hand_over(waiting, server, "server")
+            self._hand_over(waiting, server, "server")
 
     def _start_server(self, uid: int) -> None:
         control = self._control

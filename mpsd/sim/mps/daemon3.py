@@ -231,8 +231,6 @@ class Daemon3(Daemon):
             self._wanted.setdefault(server, 0.0)
         elif server.process.state == INITIALIZING:
             return
-        elif waiting.partition != "-" and not self._control.partition_exists(server, waiting.partition):
-            self._dismiss(waiting, f"error {NUMBERS['INVALID_RESOURCE_CONFIGURATION']}")
         else:
             self._accounts(waiting.pid)
             limit = "-" if namespace.limit is None else str(namespace.limit.size_bytes)
@@ -358,7 +356,6 @@ class Daemon3(Daemon):
         owner = self._server_of(server)
         if owner is not None:
             self._failed_starts.pop(owner, None)
-            self._control.started(owner)
 
     def _server_ended(self, server: ServerView, failed: bool) -> None:
         for done in [done for done in self._evicting if done[0] == server.pid]:
@@ -366,7 +363,7 @@ class Daemon3(Daemon):
         owner = self._server_of(server)
         if owner is None or self._quitting:
             return
-        self._control.stopped(owner)
+        owner.process = None
         vanishes = server.error == NUMBERS["NO_DEVICE"] if failed else self._switch("server-after-crash") == "vanish"
         if vanishes:
             self._vanish(owner)

@@ -7,17 +7,15 @@ import sys
 from mpsd.sim.mps.console import Connection, print_version, say
 from mpsd.sim.switches import read_switch
 
-USAGE = """usage: nvidia-cuda-mps-control [-d | -f] [-S] [-multiuser-server | -M] [-v] [-h]
+USAGE = """usage: nvidia-cuda-mps-control [-d | -f] [-multiuser-server | -M] [-v] [-h]
   -d  start the control daemon in the background
   -f  start the control daemon in the foreground
-  -S, --static-partitioning  static SM partitions
   -multiuser-server, -M      one server for all users
   -v  print the version
 Without a flag: read commands from stdin."""
 
 _MULTIUSER = ("-multiuser-server", "--multiuser-server", "-M")
-_STATIC = ("-S", "--static-partitioning")
-_FLAGS = ("-d", "-f", "-v", "-h", "--help", *_STATIC, *_MULTIUSER)
+_FLAGS = ("-d", "-f", "-v", "-h", "--help", *_MULTIUSER)
 
 
 def talk(simulation: str, daemon: Connection, arguments: list[str]) -> int:
@@ -67,6 +65,6 @@ def without_daemon(simulation: str, arguments: list[str]) -> int:
     from mpsd.sim.mps.daemon2 import Daemon2
     from mpsd.sim.mps.daemonize import run
 
-    multiuser, static = (any(flag in arguments for flag in flags) for flags in (_MULTIUSER, _STATIC))
-    options = Options(simulation, 2, foreground="-f" in arguments, multiuser=multiuser, static=static)
+    multiuser = any(flag in arguments for flag in _MULTIUSER)
+    options = Options(simulation, 2, foreground="-f" in arguments, multiuser=multiuser)
     return run(Daemon2, options)

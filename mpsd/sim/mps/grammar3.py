@@ -31,11 +31,6 @@ MODULES: dict[str, dict[str, str]] = {
         "terminate": "<pid>",
     },
     "device": {"list": f"[--server=<s>] {_FORMAT}"},
-    "sm-partition": {
-        "create": "<name> --server=<s> --device=<d> --chunks=<n> [--include-remainder=<true|false>]",
-        "delete": "<name> --server=<s> --device=<d>",
-        "list": f"[--server=<s>] [--device=<d>] [--all] {_FORMAT}",
-    },
     "feature": {
         "enable": "<memacct|context-share>",
         "disable": "<memacct|context-share>",

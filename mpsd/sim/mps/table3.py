@@ -41,16 +41,6 @@ DEVICES: tuple[Column, ...] = (
     ("TOTAL CHUNKS", 12),
     ("ATTRIBUTES", 0),
 )
-PARTITIONS: tuple[Column, ...] = (
-    ("SERVER", 12),
-    ("DEVICE", 45),
-    ("NAME", 15),
-    ("CHUNKS", 6),
-    ("SM-COUNT", 8),
-    ("INCLUDE-REMAINDER", 17),
-    ("STATUS", 11),
-    ("VISIBLE-UUID", 0),
-)
 FEATURES: tuple[Column, ...] = (("FEATURE", 15), ("STATE", 18), ("MODULE", 15), ("COVERS", 0))
 SETTINGS: tuple[Column, ...] = (("KEY", 15), ("VALUE", 0))
 

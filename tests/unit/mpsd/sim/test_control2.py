@@ -17,9 +17,9 @@ def default_switch(name: str) -> str:
     return SWITCHES[name][0]
 
 
-def make(switch: Callable[[str], str] = default_switch, *, floor_g: bool = False, static: bool = False) -> Control2:
+def make(switch: Callable[[str], str] = default_switch, *, floor_g: bool = False) -> Control2:
     devices = [DeviceView(uuid, "Simulated", "") for uuid in UUIDS]
-    return Control2(Settings(devices, switch, floor_g=floor_g, command_of=lambda pid: "prog -x"), static)
+    return Control2(Settings(devices, switch, floor_g=floor_g, command_of=lambda pid: "prog -x"))
 
 
 def with_server(control: Control2, *pids: int) -> Control2:
@@ -98,31 +98,12 @@ def test_lists_and_tables() -> None:
     assert reply(control, "get_default_client_priority") == "1 [BELOW NORMAL]"
 
 
-def test_static_partitions_use_up_the_chunks() -> None:
-    control = make(static=True)
-    first = reply(control, "sm_partition add GPU-aa 10")
-    assert control.partition_exists(first)
-    assert "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION" in reply(control, "sm_partition add GPU-aa 7")
-    second = reply(control, "sm_partition add GPU-aa 6")
-    assert second not in (first, "")
-    assert [line.split()[1:4] for line in reply(control, "lspart").splitlines()[2:4]] == [
-        ["-", "0", "16"],
-        [first.split("/")[1], "-", "10"],
-    ]
-    assert reply(control, f"sm_partition rm GPU-aa {first.split('/')[1]}") == ""
-    assert not control.partition_exists(first)
-
-
-def test_partitions_need_static_mode() -> None:
-    assert reply(make(), "sm_partition add GPU-aa 2") == "Invalid argument"
-
-
 _WORDS = [line.split()[0] for line in reply(make(), "help").splitlines()]
 
 
 @given(st.sampled_from([*_WORDS, "nonsense"]), st.lists(st.text("0179-xGM.t/", max_size=5), max_size=4))
 def test_no_command_breaks_the_daemon(name: str, words: list[str]) -> None:
-    for control in (with_server(make(static=True), 7), make()):
+    for control in (with_server(make(), 7), make()):
         text, actions = control.execute(" ".join((name, *words)))
         assert isinstance(text, str)
         assert isinstance(actions, list)

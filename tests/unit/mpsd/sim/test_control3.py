@@ -50,7 +50,6 @@ def with_server(control: Control3, *clients: tuple[int, str], name: str = "s") -
             call(control, f"namespace create {namespace} --server={name}")
         server.process.clients[number] = ClientView(pid, OWNER, namespace)
         server.process.clients[number].device = DEVICES[0].uuid
-    control.started(server)
     return server
 
 
@@ -60,8 +59,6 @@ MUTATING = (
     "namespace create m --server=s",
     "namespace set n --server=s --pinned-memory-limit=1G",
     "namespace delete n --server=s",
-    "sm-partition create p --server=s --device=1 --chunks=1",
-    "sm-partition delete q --server=s --device=1",
     "client terminate 7",
 )
 
@@ -72,7 +69,6 @@ def test_changes_are_for_root_and_the_servers_owner(line: str) -> None:
         control = make()
         with_server(control, (7, "x")).uid = 700
         call(control, "namespace create n --server=s")
-        call(control, "sm-partition create q --server=s --device=1 --chunks=1")
         if line.startswith("server"):
             control.servers["s"].process = None
         verb = name_of(line.split()).upper()
@@ -90,7 +86,7 @@ def test_what_concerns_the_daemon_is_for_root_only(line: str) -> None:
 def test_everybody_may_look() -> None:
     control = make()
     with_server(control, (7, "n"))
-    for line in ("server list", "namespace list", "client list --all", "sm-partition list --all", "device list"):
+    for line in ("server list", "namespace list", "client list --all", "device list"):
         assert call(control, line, STRANGER)
 
 
@@ -178,30 +174,6 @@ def test_clients_of_a_namespace_deleted_by_force() -> None:
         with_server(control, (7, "n"))
         assert [verb for verb, _, _ in control.execute(words, OWNER)[2]] == verbs
     assert refusal(control, "namespace delete default --server=s --force")
-
-
-def test_partitions() -> None:
-    control = make()
-    server = with_server(control)
-    server.process = None
-    create = "sm-partition create {} --server=s --device={} --chunks={}"
-    assert call(control, create.format("a", 0, 10)).endswith("(sm-count=80)")
-    list_0 = "sm-partition list --server=s --device=0 --format=csv,noheader"
-    assert call(control, list_0).splitlines() == [
-        "s,GPU-aa11,a,10,80,false,configured,-",
-        "s,GPU-aa11,-,6,52,-,unallocated,-",
-    ]
-    assert refusal(control, create.format("a", 0, 1))
-    assert refusal(control, create.format("b", 0, 7))
-    assert call(control, create.format("b", "GPU-aa", 6) + " --include-remainder=true").endswith("(sm-count=52)")
-    control.started(server)
-    identifiers = [partition.identifier for partition in server.partitions]
-    assert len(set(identifiers)) == 2
-    assert all(control.partition_exists(server, identifier) for identifier in identifiers)
-    control.stopped(server)
-    assert not control.partition_exists(server, identifiers[0])
-    server.locality_domains = True
-    assert "locality" in refusal(control, create.format("c", 1, 1))
 
 
 def test_limits_go_through_the_fault() -> None:
@@ -296,12 +268,6 @@ def test_every_documented_key_of_615() -> None:
         pinned_memory_limit = "2G"
         active_thread_percentage = "10"
         client_priority = "0"
-        [[servers.a.devices]]
-        uuid = "GPU-aa11"
-        [[servers.a.devices.sm_partitions]]
-        name = "p"
-        chunks = 4
-        include_remainder = true
     """)
     features = (config.memacct, config.audit_log, config.context_share, config.default_socket)
     assert features == (False, True, False, False)
@@ -312,7 +278,6 @@ def test_every_documented_key_of_615() -> None:
     assert rows == ["default,a,Idle,10G,50.00", "n,a,Idle,2G,10.00"]
     assert call(control, "server get a allowed-devices") == "0,GPU-bb22"
     assert call(control, "namespace get default a client-priority") == "1"
-    assert ",p,4,36,true,configured," in call(control, "sm-partition list --format=csv")
     assert call(control, "feature describe --format=csv,noheader").count("disabled") == 2
 
 
@@ -325,14 +290,6 @@ NEWER = (
     '[compute_policy]\ntimeslice = "long"\ntimeslice_yield_level = 2\n',
     '[servers.a]\ntimeslice_pct = "50"\n',
     '[servers.a.namespaces.n]\ncgroup = "/x"\ncgroup_depth = 1\n',
-    '[servers.a.namespaces.n]\n[[servers.a.namespaces.n.devices]]\nuuid = "GPU-aa11"\nsm_partition = "p"\n',
-    """[[servers.a.devices]]
-    uuid = "0"
-    [[servers.a.devices.sm_partitions]]
-    name = "p"
-    chunks = 1
-    shareable = true
-    """,
     "[features.memacct]\nforce_polling = true\n",
 )
 
@@ -357,9 +314,6 @@ def test_keys_of_620_are_unknown_to_615(text: str) -> None:
         "[servers.a]\nactive_thread_percentage = 50",
         "[servers.a]\nlocality_domains = 1",
         "[servers.a.namespaces]\nn = 1",
-        "[[servers.a.devices]]\n",
-        '[[servers.a.devices]]\nuuid = "0"\n[[servers.a.devices.sm_partitions]]\nname = "p"',
-        "[servers.a]\ndevices = [1]",
         "[features.memacct]\naudit_log = 1",
         "[features.context-share]\ndefault_socket = true",
         '[features.context-share]\ndefault_socket = "maybe"',
@@ -378,7 +332,6 @@ def test_files_that_are_wrong(text: str) -> None:
         '[servers.a]\npinned_memory_limit = "10"',
         '[servers.a]\nactive_thread_percentage = "0"',
         '[servers.a.namespaces."n-1"]\n',
-        '[[servers.a.devices]]\nuuid = "GPU-zz"\n[[servers.a.devices.sm_partitions]]\nname = "p"\nchunks = 1',
     ],
 )
 def test_values_that_no_command_would_take(text: str) -> None:

@@ -256,15 +256,6 @@ def test_a_multiuser_server_takes_all(mps: Mps) -> None:
     assert len(mps.ask(f"get_client_list {server}").split()) == 2
 
 
-def test_static_partitions_must_be_named(mps: Mps) -> None:
-    mps.start("-S")
-    partition = mps.ask(f"sm_partition add {A} 4").strip()
-    with pytest.raises(CudaError) as caught:
-        Cuda(mps.environment)
-    assert caught.value.code == 915
-    Cuda({**mps.environment, "CUDA_MPS_SM_PARTITION": partition}).close()
-
-
 def test_clients_wait_while_a_server_initialises(daemon: Mps) -> None:
     set_fault(simulation(daemon), "server-init-delay", f"{NEVER_S * 1000:.0f}")
     client = daemon.hold("--allocate", "1Mi", await_line=False)

@@ -448,13 +448,6 @@ def test_a_multiuser_server_takes_all(daemon: Mps) -> None:
     cuda(daemon, "n", GPUFRAC_SIM_UID="1234").close()
 
 
-def test_a_partition_must_exist(daemon: Mps) -> None:
-    text = daemon.tell("sm-partition", "create", "p", "--server=s", "--device=0", "--chunks=2")
-    cuda(daemon, CUDA_MPS_SM_PARTITION=text.rpartition("=")[2].strip()).close()
-    with pytest.raises(CudaError, match="INVALID_RESOURCE_CONFIGURATION"):
-        cuda(daemon, CUDA_MPS_SM_PARTITION="GPU-x/y")
-
-
 def test_a_server_that_cannot_start_turns_its_clients_away(mps: Mps) -> None:
     driver = SimulatedDriver(simulation(mps))
     driver.set_compute_mode(gpu_uuid(0), "PROHIBITED")
