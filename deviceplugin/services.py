@@ -86,7 +86,7 @@ class Services:
         known_path: str,
         known: lastknown.LastKnown,
     ) -> None:
-        config = broker.config
+        config = broker.node.config
         self._broker, self._sessions, self._devices = broker, sessions, devices
         self._known_path, self._known = known_path, known
         self._started_unix_s = time.time()
@@ -179,7 +179,7 @@ class Services:
         return render_metrics(self._picture(), threads.failures())
 
     def _picture(self) -> PluginStatus:
-        config = self._broker.config
+        config = self._broker.node.config
         unwritable = filter(None, [self._broker.ledger_error])
         return plugin_status(
             self._broker.inspect(),
@@ -232,9 +232,9 @@ class Services:
             annotated.config,
             annotated.frontend.report,
             session_error=annotated.session_error,
-            mpsd_error=broker.absence,
-            hard=broker.hard,
-            driver_version=broker.driver_version,
+            mpsd_error=broker.node.absence,
+            hard=broker.node.hard,
+            driver_version=broker.node.driver_version,
             ledger_error=broker.ledger_error,
         )
 
@@ -244,7 +244,7 @@ class Services:
 
     def _terminate(self, keys: Sequence[str], pod_uids: Sequence[str]) -> None:
         params = {"keys": list(keys), "pod_uids": list(pod_uids), "kill": False, "force": False}
-        call(self._broker.config.mpsd_socket, "terminate", params, object, TERMINATE_S)
+        call(self._broker.node.config.mpsd_socket, "terminate", params, object, TERMINATE_S)
 
     def _status(self, params: Mapping[str, object]) -> PluginStatus:
         return self.status()
@@ -255,7 +255,10 @@ class Services:
     def _clients(self, params: Mapping[str, object]) -> object:
         broker = self._broker
         return clients(
-            broker.gpus(), self.status().allocations, outdated=broker.absence, known_unix_s=broker.heard_unix_s
+            broker.node.gpus,
+            self.status().allocations,
+            outdated=broker.node.absence,
+            known_unix_s=broker.node.heard_unix_s,
         )
 
     def _targets(self, params: Mapping[str, object]) -> object:
@@ -282,7 +285,7 @@ class Services:
     def _look_at_runtime(self) -> None:
         """What the container runtime makes of CDI devices, by its name and version. Where it tells them over NRI, the
         front end of annotated pods looks after that."""
-        config = self._broker.config
+        config = self._broker.node.config
         if self._is_told_the_runtime():
             return
         if time.monotonic() < self._runtime_due_s:
@@ -333,8 +336,8 @@ class Services:
                 if not answering:
                     log.info("mpsd answers")
                 answering = True
-                new = {gpu.info.uuid for gpu in snapshot.gpus} - {gpu.info.uuid for gpu in self._broker.gpus()}
-                known = self._broker.hard.limits
+                new = {gpu.info.uuid for gpu in snapshot.gpus} - {gpu.info.uuid for gpu in self._broker.node.gpus}
+                known = self._broker.node.hard.limits
                 if new or newer(known, snapshot.hard_limits) != known:
                     self._devices.choose(snapshot)  # before a share of a new GPU, or at a new level, can be granted
                 self._broker.observe_snapshot(snapshot)
@@ -364,7 +367,7 @@ class Services:
             gpus=gpus,
             gpu_kind=choice.kind,
             hooked=choice.hooked,
-            hard_limits=self._broker.hard.limits,
+            hard_limits=self._broker.node.hard.limits,
             boot_id=self._known.boot_id,
         )
         if known != self._known:
@@ -372,7 +375,7 @@ class Services:
             lastknown.store(self._known_path, known)
 
     def _on_config(self, config: NodeConfig) -> None:
-        effective, ignored = merge_reload(self._broker.config, config)
+        effective, ignored = merge_reload(self._broker.node.config, config)
         self._config_error, self._restart_needed = "", ", ".join(ignored)
         self._broker.apply_config(effective)
         self._broker.publish()

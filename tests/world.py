@@ -183,9 +183,9 @@ class World:
 
     def restart(self) -> None:
         """The plugin starts again, and knows only what is on disk and what a scan of CDI files tells."""
-        hard = self.broker.hard
+        hard = self.broker.node.hard
         self.broker.close()
-        self.broker = self.open_broker(self.broker.config)
+        self.broker = self.open_broker(self.broker.node.config)
         self.broker.set_gpu_kind(hard.kind, {}, hard.hooked)
         self.begin()
         self.keeper.attach()
@@ -202,7 +202,7 @@ class World:
     def tell(self, daemon: DaemonStatus | None = None) -> None:
         """mpsd reports all done that the broker wants."""
         desired = self.broker.desired()
-        gpus = reported(self.broker.config, self.infos, desired, daemon or self.daemon)
+        gpus = reported(self.broker.node.config, self.infos, desired, daemon or self.daemon)
         self.broker.observe_snapshot(snapshot(*gpus, hard_limits=self.hard_limits))
 
     def grant(self, name: str = "a", *ids: str) -> Allocation:

@@ -71,7 +71,7 @@ class Creator:
         share = shares.share_of(self._broker, ref, container, self._keeper.observe)
         if share is not None:
             return self._of_lowered_share(ref, pod, container, runtime, share, ask)
-        infos, kept_apart = [gpu.info for gpu in self._broker.gpus()], isolation_of(pod, container)
+        infos, kept_apart = [gpu.info for gpu in self._broker.node.gpus], isolation_of(pod, container)
         wanted = devices.container_ask(ref, ask, infos, prefix=self._config.prefix, isolation=kept_apart)
         if any(self._broker.is_idle(gpu) for gpu in wanted.gpus):
             self._keeper.observe(FRESH_S)  # it may have been given to somebody else as a whole
@@ -85,9 +85,9 @@ class Creator:
         return adjustment(
             allocation,
             *way,
-            writable=self._broker.config.mps.writable_mount,
+            writable=self._broker.node.config.mps.writable_mount,
             by_cdi=runtime.takes_cdi,
-            settable=self._broker.hard.settable,
+            settable=self._broker.node.hard.settable,
         )
 
     def _of_lowered_share(
@@ -98,7 +98,7 @@ class Creator:
         shares.check_isolation(share, isolation_of(pod, container))
         new = shares.lower(self._broker, share, ask, mode_given=mode_given)
         allocation, _ = self._attached(new, runtime)
-        return lowered(allocation, by_cdi=runtime.takes_cdi, settable=self._broker.hard.settable)
+        return lowered(allocation, by_cdi=runtime.takes_cdi, settable=self._broker.node.hard.settable)
 
     def _of_share(self, ref: ContainerRef, pod: Pod, container: Container, runtime: Traits) -> Adjustment | None:
         """Where the runtime lets a pod override its CDI device, what that says, once more and last."""
@@ -115,22 +115,22 @@ class Creator:
             return None
         _check_names(container, runtime)
         allocation, _ = self._attached(share, runtime)
-        return lowered(allocation, by_cdi=False, settable=self._broker.hard.settable)
+        return lowered(allocation, by_cdi=False, settable=self._broker.node.hard.settable)
 
     def _check_trust(self, ask: ContainerAsk) -> None:
         held = self._broker.of_container(ask.container)
         if held is not None and not held.adopted and set(held.gpus) == set(ask.gpus):
             return  # believed when it was first made, and its reservation may have been made anew since
-        reason = distrust(self._config, ask, self._broker.reserved)
+        reason = distrust(self._config, ask, self._broker.node.reserved)
         if reason and self._config.trust is TrustPolicy.KAI_RESERVATION:
             self._keeper.observe(FRESH_S)  # its reservation may be younger than our last look
-            reason = distrust(self._config, ask, self._broker.reserved)
+            reason = distrust(self._config, ask, self._broker.node.reserved)
         if reason:
             raise GpufracError(reason)
 
     def _attached(self, allocation: Allocation, runtime: Traits) -> Grant:
         """Waits until what it holds now may start."""
-        hopeless = self._broker.absence or allocation.gpus in self._in_vain
+        hopeless = self._broker.node.absence or allocation.gpus in self._in_vain
         timeout_s = RETRY_ATTACH_S if hopeless else ATTACH_S * runtime.patience
         grant = self._keeper.wait_attached(allocation.key, timeout_s)
         if grant is None:

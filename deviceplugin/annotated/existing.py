@@ -109,7 +109,7 @@ class ExistingContainers:
             return
         # Any pod can set our marker: what it says is believed where what it is said of can be seen.
         named = key if key and render.is_key(key) and known is None else None
-        seen = _mounts_daemon(container, self._broker.config.mps.run_root)
+        seen = _mounts_daemon(container, self._broker.node.config.mps.run_root)
         try:
             allocation = self._broker.adopt_container(
                 self._wanted(ref, ask, kept_apart), named, trusted=seen, by_cdi=by_cdi
@@ -126,9 +126,9 @@ class ExistingContainers:
 
     def _wanted(self, ref: ContainerRef, ask: Ask, kept_apart: Isolation) -> ContainerAsk:
         """What its annotations ask for. Raises GpufracError, also where its list of GPUs is not believed."""
-        infos = [gpu.info for gpu in self._broker.gpus()]
+        infos = [gpu.info for gpu in self._broker.node.gpus]
         wanted = devices.container_ask(ref, ask, infos, prefix=self._config.prefix, isolation=kept_apart)
-        if reason := distrust(self._config, wanted, self._broker.reserved):
+        if reason := distrust(self._config, wanted, self._broker.node.reserved):
             raise GpufracError(reason)
         return wanted
 

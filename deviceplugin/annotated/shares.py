@@ -68,7 +68,7 @@ def objection(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) 
     if ask.mode is not share.mode and mode_given:
         return f"{named}: the share is {share.mode}, and they ask for {ask.mode}"
     if ask.devices:
-        gpus = devices.resolve(ask.devices, [gpu.info for gpu in broker.gpus()])
+        gpus = devices.resolve(ask.devices, [gpu.info for gpu in broker.node.gpus])
         if isinstance(gpus, str) or set(gpus) != set(share.gpus):
             return f"{named}: the share is on {', '.join(share.gpus)}, and they name other GPUs"
     return ""
@@ -92,7 +92,11 @@ def _not_held(broker: Broker, share: Allocation) -> str:
     """Why nothing would hold a share to a lower limit, empty when something does."""
     if share.enforcement is Enforcement.NONE:
         return "nothing holds this one to any"
-    if share.enforcement is Enforcement.COOPERATIVE and len(share.gpus) > 1 and broker.protocol(share.gpus[0]) == 2:
+    if (
+        share.enforcement is Enforcement.COOPERATIVE
+        and len(share.gpus) > 1
+        and broker.node.protocol(share.gpus[0]) == 2
+    ):
         return "MPS protocol 2 has one limit for all containers on a group of several GPUs"
     return ""
 

@@ -8,6 +8,7 @@ from deviceplugin.grants.broker import Broker
 from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
 from deviceplugin.plan.model import Allocation, ContainerRef
+from deviceplugin.plan.start import with_effective_enforcement
 from mpsd.common.errors import GpufracError
 from mpsd.common.marker import MARKER
 from mpsd.common.quantity import format_bytes
@@ -51,10 +52,10 @@ class Starter:
         Args:
             patience: the part of START_S that there is.
         """
-        allocation = self._broker.as_started(self._planned(ref, container))
+        allocation = with_effective_enforcement(self._planned(ref, container), self._broker.node.hard)
         if allocation.enforcement is not Enforcement.HARD:
             return
-        directory = cgroup_directory(self._broker.cgroup_root, container.cgroups_path)
+        directory = cgroup_directory(self._broker.node.cgroup_root, container.cgroups_path)
         if not directory:
             raise GpufracError(
                 f"the runtime names no cgroup of it that is understood: {container.cgroups_path[:200]!r}"

@@ -5,13 +5,14 @@ meant is lost either way. It is set aside, and status says so until the next sta
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from mpsd.common import records
-from mpsd.common.errors import ConfigError, TransientError
+from mpsd.common.errors import ConfigError, GpufracError, TransientError
 from mpsd.common.ranges import Line, Name, UnixSeconds
+from mpsd.gpu.model import GpuInfo
 
 VERSION = 1
 MAX_REASON = 200
@@ -53,6 +54,37 @@ class Drains:
             )
             return
         self.by_gpu = {drain.gpu: drain for drain in found.drained} if found is not None else {}
+
+    def drain(self, gpu: str, reason: str, known: Sequence[GpuInfo], now_unix_s: float) -> Drain:
+        """Drains one of the known GPUs. Again with the same reason, nothing changes. A drained member drains its group.
+
+        Raises:
+            GpufracError: no such GPU is known, or the drain can't be recorded: then nothing changed.
+            ConfigError: the reason is no short plain text.
+        """
+        reason = checked_reason(reason)
+        if gpu not in {info.uuid for info in known}:
+            names = ", ".join(f"{info.uuid} (GPU {info.index})" for info in known) or "none"
+            raise GpufracError(f"cannot drain GPU {gpu[:80]!r}: it is not known: known are {names}")
+        before = self.by_gpu.get(gpu)
+        if before is not None and before.reason == reason:
+            return before
+        drain = Drain(gpu=gpu, reason=reason, at_unix_s=round(now_unix_s, 3))
+        self.put(drain)
+        return drain
+
+    def undrain(self, gpu: str, known: Sequence[GpuInfo]) -> None:
+        """Ends a drain. One that is over, or of a GPU that is gone, is no error.
+
+        Raises:
+            GpufracError: no such GPU is known or drained, or it can't be recorded: then the drain goes on.
+        """
+        names = {info.uuid for info in known} | self.by_gpu.keys()
+        if gpu not in names:
+            raise GpufracError(
+                f"cannot undrain GPU {gpu[:80]!r}: it is not known: known are {', '.join(sorted(names)) or 'none'}"
+            )
+        self.remove(gpu)
 
     def put(self, drain: Drain) -> None:
         """Records a drain durably. Raises TransientError; then nothing changed."""

@@ -8,7 +8,7 @@ import grpc
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
-from deviceplugin.grants.broker import Broker, Recheck, desired_allocation
+from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.grants.ledger import LedgerError
 from deviceplugin.plan import render
 from deviceplugin.plan.advertise import Advertisement
@@ -110,12 +110,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
     def _answer(self, allocation: Allocation) -> pb.ContainerAllocateResponse:
-        mps = self._broker.config.mps
-        shared_memory = self._broker.shared_memory(allocation.gpus[0])
+        mps = self._broker.node.config.mps
+        shared_memory = self._broker.node.shared_memory(allocation.gpus[0])
         if shared_memory is None:
             shared_memory = configured_shared_memory(allocation, mps)
         answer = render.answer(
-            allocation, self._pipe_directory(allocation), shared_memory, settable=self._broker.hard.settable
+            allocation, self._pipe_directory(allocation), shared_memory, settable=self._broker.node.hard.settable
         )
         return pb.ContainerAllocateResponse(
             envs=dict(answer.envs),
@@ -133,10 +133,10 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     def _pipe_directory(self, allocation: Allocation) -> str:
         """What the container will mount, told before it is there: it is fixed by names alone."""
-        dirs = daemon_dirs(self._broker.config.mps, allocation.group)
-        if self._broker.protocol(allocation.gpus[0]) == 2:
+        dirs = daemon_dirs(self._broker.node.config.mps, allocation.group)
+        if self._broker.node.protocol(allocation.gpus[0]) == 2:
             return dirs.pipe
-        return mount_directory(dirs, namespace_of(desired_allocation(allocation)).name)
+        return mount_directory(dirs, namespace_of(render.desired_allocation(allocation)).name)
 
 
 @lru_cache(maxsize=2 * MAX_ADVERTISED_DEVICES)

@@ -1,4 +1,5 @@
-"""An allocation -> the CDI spec of its container and the kubelet's Allocate answer as plain values (pure).
+"""An allocation -> the CDI spec of its container, the kubelet's Allocate answer and what mpsd is told, as plain values
+(pure).
 
 Limits travel in CDI containerEdits, which a pod spec can't override; `delivery: both` repeats them in the answer.
 """
@@ -10,6 +11,7 @@ from deviceplugin.plan.model import Allocation
 from mpsd.common.marker import MARKER
 from mpsd.config.model import Delivery, Enforcement
 from mpsd.gpu.model import MIB, Mode
+from mpsd.localapi.snapshot import DesiredAllocation
 
 VENDOR = "gpufrac.dev"
 CLASS = "allocation"
@@ -147,3 +149,18 @@ def key_of_device(qualified_name: str) -> str | None:
 def is_key(text: str) -> bool:
     """Whether a text from outside has the form of an allocation key: it becomes part of file names."""
     return len(text) == 20 and all(character in "0123456789abcdef" for character in text)
+
+
+def desired_allocation(allocation: Allocation) -> DesiredAllocation:
+    """As mpsd is told of it."""
+    return DesiredAllocation(
+        key=allocation.key,
+        resource=allocation.resource,
+        group=allocation.group,
+        gpus=allocation.gpus,
+        mode=allocation.mode,
+        limit_bytes=allocation.limit_bytes,
+        thread_percent=allocation.thread_percent,
+        slot=allocation.slot,
+        default_socket=allocation.default_socket,
+    )

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from deviceplugin.grants.broker import Broker, Inspection
+from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.clients import Pods, claims, is_of, pids_text
 from deviceplugin.grants.holders.model import Holder
+from deviceplugin.grants.inspection import Inspection
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.plan import isolation
 from deviceplugin.plan.model import Allocation
@@ -87,7 +88,9 @@ class EnforcementCheck:
             containers: as the kubelet showed them last.
         """
         inspection = self._broker.inspect()
-        allocations = [with_effective_enforcement(allocation, inspection.hard) for allocation in inspection.allocations]
+        allocations = [
+            with_effective_enforcement(allocation, inspection.node.hard) for allocation in inspection.allocations
+        ]
         holders = {key: holder for key, holder in inspection.holders.items() if isinstance(holder, Holder)}
         self._past_mps = self._outside_mps(allocations)
         unenforced = self._past_mps | _doubled(holders, set(inspection.view.resources), containers)
@@ -96,7 +99,7 @@ class EnforcementCheck:
         for key, verdict in self._verdicts.items():
             if verdict.message:
                 (unenforced if verdict.unenforced else doubts).setdefault(key, verdict.message)
-        gpus = {gpu.info.uuid: gpu for gpu in inspection.gpus}
+        gpus = {gpu.info.uuid: gpu for gpu in inspection.node.gpus}
         for allocation in allocations:
             if (first := self._first.get(allocation.key)) is None:
                 continue
@@ -148,7 +151,7 @@ class EnforcementCheck:
     def _outside_mps(self, allocations: Iterable[Allocation]) -> dict[str, str]:
         """Allocations that a process uses past the MPS daemon, and so past their limit. A container may: nothing but
         its environment and the compute mode, which MPS protocol 3 leaves at DEFAULT, lead it to the daemon."""
-        gpus = {gpu.info.uuid: gpu for gpu in self._broker.gpus() if _tells_clients(gpu)}
+        gpus = {gpu.info.uuid: gpu for gpu in self._broker.node.gpus if _tells_clients(gpu)}
         plain = {uuid: GpuClients(clients=gpu.clients) for uuid, gpu in gpus.items()}
         pods = self._broker.pods()
         live = [a for a in allocations if a.mode is Mode.SM_SHARING]
@@ -171,7 +174,7 @@ class EnforcementCheck:
         """The pods of these containers that have processes, by UID."""
         processes = self._pod_processes()
         known = self._broker.pods()
-        clients = [client for gpu in self._broker.gpus() for client in gpu.clients]
+        clients = [client for gpu in self._broker.node.gpus for client in gpu.clients]
         strangers = {c.pid for c in clients if c.allocation_key is None}
         claimers = {c.pid for c in clients if claims(c, known)}
         views = {}

@@ -42,13 +42,13 @@ class FirstLook:
         """What the kubelet shows was adopted. `checkpoint`: it could be read, which alone shows plain init containers.
         `recorded`: nothing of it lacks a record for want of a disk that takes one.
         On GPUs that mpsd has not shown yet nothing can be adopted."""
-        if not self._shares and checkpoint and recorded and self._broker.complete:
+        if not self._shares and checkpoint and recorded and self._broker.node.complete:
             self._shares = True
             self._broker.wake()
 
     def looked(self) -> Looked:
         """To be asked before the allocations are: what is adopted meanwhile is not among those."""
-        self._annotated = self._annotated or self._broker.config.annotations is None or self._broker.runtime_heard
+        self._annotated = self._annotated or self._broker.node.config.annotations is None or self._broker.runtime_heard
         return Looked(self._shares, self._annotated)
 
     def with_unknown(self, desired: Desired, looked: Looked) -> Desired:

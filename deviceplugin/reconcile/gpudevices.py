@@ -108,14 +108,14 @@ class DeviceChooser:
     def choose(self, snapshot: Snapshot | None = None) -> None:
         """Looks at the CDI directories now, for what mpsd says or what the broker knows. One look at a time."""
         with self._lock:
-            limits = self._broker.hard.limits
+            limits = self._broker.node.hard.limits
             if snapshot is None:
-                self._choose(self._broker.gpus(), limits)
+                self._choose(self._broker.node.gpus, limits)
             else:
                 self._choose(snapshot.gpus, newer(limits, snapshot.hard_limits))
 
     def _choose(self, gpus: Iterable[GpuStatus], limits: HardLimits) -> None:
-        config = self._broker.config
+        config = self._broker.node.config
         self._next_s = time.monotonic() + RESCAN_S
         uuids = [gpu.info.uuid for gpu in gpus if not gpu.not_shared]
         registry = self._scan((STATIC_DIRECTORY, config.cdi.directory))
@@ -132,7 +132,7 @@ class DeviceChooser:
         reboot specs come back when this process already runs."""
         now = frozenset(
             found
-            for directory in (STATIC_DIRECTORY, self._broker.config.cdi.directory)
+            for directory in (STATIC_DIRECTORY, self._broker.node.config.cdi.directory)
             for found in _specs_of_others(directory)
         )
         before, self._specs = self._specs, now

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from deviceplugin.grants.broker import Broker, Inspection
+from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.holders.model import Holder
+from deviceplugin.grants.inspection import Inspection
 from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.render import CGROUP_LIMITS
 from mpsd.common.errors import GpufracError
@@ -91,10 +92,10 @@ class LimitKeeper:
     def look(self) -> None:
         """Looks once: at new containers, and now and then at all."""
         inspection = self._broker.inspect()
-        settable = inspection.hard.settable
+        settable = inspection.node.hard.settable
         live = {a.key: a for a in inspection.allocations if settable or a.enforcement is Enforcement.HARD}
         self._clear(live, inspection.vacated)
-        if not live or (inspection.hard.known and inspection.hard.limits.missing):
+        if not live or (inspection.node.hard.known and inspection.node.hard.limits.missing):
             # A node that lost hard limits has nothing to read back; status says so.
             self._verified.clear()
             self._note({})
@@ -115,7 +116,7 @@ class LimitKeeper:
 
     def _find(self, running: Mapping[str, Allocation], inspection: Inspection) -> None:
         owners = {}
-        for found in self._marked(self._broker.cgroup_root):
+        for found in self._marked(self._broker.node.cgroup_root):
             key = self._owners.get(found.directory, found.key)
             holder = inspection.holders.get(key)
             pod_uid = holder.pod_uid if isinstance(holder, Holder) else ""

@@ -262,13 +262,13 @@ class Keeper:
     def attach(self) -> float | None:
         """One round: files withdrawn first, lists published, desired state pushed, and only then files written: mpsd
         may take long to answer. Seconds until a list changes by time alone."""
-        settled = self._broker.mpsd_seen or self._monotonic() - self._started_s >= UNKNOWN_S
+        settled = self._broker.node.mpsd_seen or self._monotonic() - self._started_s >= UNKNOWN_S
         looked = self._first_look.looked()  # before the grants: what is adopted from now on may be missing there
         version, recorded, permitted = self._broker.version, self._recorded(), self._broker.permitted()
         problems = self._withdraw_all_but(permitted) if settled else []
         deadline_s = self._broker.publish()
         due = not self._verified_s or self._monotonic() - self._verified_s >= VERIFY_S
-        settable = self._broker.hard.settable
+        settable = self._broker.node.hard.settable
         verify = due or bool(self.report.spec_error) or settable != self._settable
         self._settable = settable
         self._push(looked, again=verify)
@@ -331,7 +331,7 @@ class Keeper:
             return self._specs.is_off()
 
     def _spec(self, allocation: Allocation, way: Way) -> Spec:
-        writable = self._broker.config.mps.writable_mount
+        writable = self._broker.node.config.mps.writable_mount
         return render.spec(allocation, *way, writable=writable, settable=self._settable)
 
     def _write(self, allocation: Allocation, way: Way) -> str:
@@ -436,8 +436,8 @@ class Keeper:
             entries, self.report.checkpoint_error = self._read_checkpoint()
             seen = observation(containers, entries, self._pod_exists, self._holding_pods())
             self._removed = seen.removed
-            uuids = {gpu.info.uuid for gpu in self._broker.gpus()}
-            reserved = reservations(containers, self._broker.config.annotations, uuids)
+            uuids = {gpu.info.uuid for gpu in self._broker.node.gpus}
+            reserved = reservations(containers, self._broker.node.config.annotations, uuids)
             ours = self._broker.resource_names()
             by_init = self._init_holders.look(seen, ours, uuids - reserved.keys())
             foreign = {**by_init, **foreign_holders(containers, ours, uuids, reserved)}
@@ -528,7 +528,7 @@ class Keeper:
         blocked: dict[str, str] = {}
         if going:
             uuids = sorted({gpu for allocation in going for gpu in allocation.gpus})
-            lost = self._broker.lost(uuids)
+            lost = self._broker.node.lost(uuids)
             there = [uuid for uuid in uuids if uuid not in lost]
             clients = self._look_up(there, PRESSED_CLIENTS_S if pressed else CLIENTS_S) if there else {}
             blocked = self._last_owners.objections(going, clients)

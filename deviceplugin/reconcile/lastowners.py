@@ -69,7 +69,7 @@ class LastOwners:
     def _objection(
         self, allocation: Allocation, clients: Mapping[str, GpuClients], pods: Pods, processes: Processes
     ) -> str:
-        lost = self._broker.lost(allocation.gpus)
+        lost = self._broker.node.lost(allocation.gpus)
         there = [gpu for gpu in allocation.gpus if gpu not in lost]
         unknown, alive = living(there, clients, {allocation.key}, pods)
         if unknown:

@@ -9,6 +9,7 @@ from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.grants.clients import claims, pids_text
 from deviceplugin.grants.holders.model import Holder, Shares
+from deviceplugin.grants.inspection import Inspection
 from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.enforcement import mps_level, not_hard
@@ -24,7 +25,7 @@ from mpsd.localapi.snapshot import GpuClient
 from mpsd.shares.groups import group_of
 
 if TYPE_CHECKING:  # commands read these models: they start in half the time without the plugin behind them
-    from deviceplugin.grants.broker import Inspection
+    from deviceplugin.grants.inspection import Inspection
     from deviceplugin.reconcile.keeper import Report
 
 RENAME = "camel"
@@ -168,8 +169,8 @@ def allocation_status(
     if holder is None and allocation.key in inspection.vacated:
         holder = next(reversed(tuple(pods.values())), None)
     holder = holder or Holder()
-    gpus = {status.info.uuid: status for status in inspection.gpus}
-    use = use_of(allocation, gpus, inspection.pods) if not inspection.absence else None
+    gpus = {status.info.uuid: status for status in inspection.node.gpus}
+    use = use_of(allocation, gpus, inspection.pods) if not inspection.node.absence else None
     limits = report.limits.get(allocation.key, LimitState())
     unenforced = report.unenforced.get(allocation.key, "")
     enforcement, lowered = _level_now(allocation, limits, inspection)
@@ -182,8 +183,8 @@ def allocation_status(
         state = "attached"
     else:
         state = "waiting"
-        reason = report.held_back.get(allocation.key, "") or inspection.absence
-        reason = reason or start_objection(allocation, gpus, inspection.hard) or report.spec_error
+        reason = report.held_back.get(allocation.key, "") or inspection.node.absence
+        reason = reason or start_objection(allocation, gpus, inspection.node.hard) or report.spec_error
         reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
         doubt = "" if unenforced else report.doubts.get(allocation.key, "")
         if found := "; ".join(filter(None, (limits.trouble or limits.unknown, unenforced, doubt))):
@@ -222,7 +223,7 @@ def _level_now(allocation: Allocation, limits: LimitState, inspection: "Inspecti
     if allocation.enforcement is not Enforcement.HARD:
         return allocation.enforcement, ""
     lesser = mps_level(allocation.mode)
-    if inspection.hard.known and (missing := inspection.hard.limits.missing):
+    if inspection.node.hard.known and (missing := inspection.node.hard.limits.missing):
         return lesser, f"it was granted hard, and is {lesser} on this node by now: {'; '.join(missing)}"
     return (lesser, limits.trouble) if limits.trouble else (Enforcement.HARD, "")
 
@@ -263,7 +264,7 @@ def resource_statuses(
     for name, device_ids in stale:
         waiting.setdefault(name, set()).update(device_ids)
     rows = []
-    why = not_hard(inspection.delivery, inspection.hard)
+    why = not_hard(inspection.node.config.cdi.delivery, inspection.node.hard)
     for name, view in inspection.view.resources.items():
         published = inspection.lists.get(name)
         advertisement = published.advertisement if published else None
@@ -297,7 +298,7 @@ def gpu_accounts(inspection: "Inspection") -> tuple[GpuAccount, ...]:
     groups = inspection.view.groups
     waiting, listed = (group_of(v.group for v in groups.values() if bool(v.unlisted) is late) for late in (True, False))
     owners = waiting | listed
-    statuses = {status.info.uuid: status for status in inspection.gpus}
+    statuses = {status.info.uuid: status for status in inspection.node.gpus}
     rows = []
     for gpu in inspection.view.gpus.values():
         held = inspection.held[gpu.uuid]
@@ -351,7 +352,7 @@ def claims_of(inspection: "Inspection") -> dict[str, str]:
         if holder.pod
     }
     found: dict[str, dict[str, list[GpuClient]]] = {}
-    for gpu in inspection.gpus:
+    for gpu in inspection.node.gpus:
         for client in gpu.clients:
             if claims(client, pods):
                 found.setdefault(client.allocation_key or "", {}).setdefault(client.pod_uid, []).append(client)
@@ -383,19 +384,19 @@ def plugin_status(
     metrics: Reason | None = None,
 ) -> PluginStatus:
     """Everything `gpufrac status` asks of the plugin, from one consistent picture."""
-    why = not_hard(inspection.delivery, inspection.hard)
+    why = not_hard(inspection.node.config.cdi.delivery, inspection.node.hard)
     gpus = inspection.view.gpus
     return PluginStatus(
         pid=pid,
         started_unix_s=started_unix_s,
-        mpsd_error=inspection.absence,
+        mpsd_error=inspection.node.absence,
         kubelet_error=report.kubelet_error,
         checkpoint_error=report.checkpoint_error,
         cdi_error=report.spec_error,
         cdi_objections=report.spec_objections,
         config_error=config_error,
         config_restart_needed=config_restart_needed,
-        gpu_devices=f"cdi ({inspection.hard.kind})" if inspection.hard.kind else "envvar",
+        gpu_devices=f"cdi ({inspection.node.hard.kind})" if inspection.node.hard.kind else "envvar",
         gpu_devices_reason=gpu_devices_reason,
         problems=tuple(problems),
         gpus=gpu_accounts(inspection),
@@ -404,7 +405,7 @@ def plugin_status(
         allocations=allocation_statuses(inspection, report),
         hard_limits=f"no: {why}"
         if why
-        else f"yes ({inspection.hard.limits.backend}, set by {inspection.hard.kind or 'the nvidia runtime'})",
+        else f"yes ({inspection.node.hard.limits.backend}, set by {inspection.node.hard.kind or 'the nvidia runtime'})",
         limit_drifts=report.limit_drifts,
         state_root=state_root,
         runtime=runtime,

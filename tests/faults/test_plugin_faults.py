@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from deviceplugin.grants.broker import DAEMON_GRACE_S
+from deviceplugin.grants.nodeview import DAEMON_GRACE_S
 from deviceplugin.plan.advertise import Advertisement
 from deviceplugin.reconcile.hardlimits import VERIFIED_S
 from deviceplugin.status import metrics

@@ -279,10 +279,10 @@ class Node(RuleBasedStateMachine):
     def nothing_may_start_without_a_verified_daemon(self) -> None:
         if not hasattr(self, "broker"):
             return
-        gpus = {gpu.info.uuid: gpu for gpu in self.broker.gpus()}
+        gpus = {gpu.info.uuid: gpu for gpu in self.broker.node.gpus}
         can = not self.limits.missing or self.limits == HardLimits()
         for key, (allocation, _) in self.broker.permitted().items():
-            assert start_objection(allocation, gpus, self.broker.hard) == ""
+            assert start_objection(allocation, gpus, self.broker.node.hard) == ""
             granted = next(a for a in self.broker.allocations() if a.key == key)
             assert allocation.enforcement.rank >= granted.minimum.rank
             set_by_us = granted.container is not None
@@ -519,7 +519,7 @@ class Limits(RuleBasedStateMachine):
             assert shown[key].reason, "a limit reads back wrong, and nobody says so"
             if not world.mpsd.down:
                 assert shown[key].enforcement != "hard"
-        hard = world.broker.hard
+        hard = world.broker.node.hard
         if not (world.mpsd.down or world.mpsd.refuses or (hard.known and hard.limits.missing)):
             for (_, directory), found in world.mpsd.limits_of.items():
                 allocation = live[places[directory]]

@@ -1,7 +1,7 @@
 """Who holds each allocation, and is it still held? Of shares the kubelet says so, of annotated containers the runtime
 that makes their pods: each in its own way, and here in one (pure state; the owner brings times)."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from deviceplugin.grants.clients import Pods
 from deviceplugin.grants.holders.model import Holder, Observation
@@ -12,13 +12,16 @@ from deviceplugin.plan.model import Allocation
 
 
 class Holders:
-    """Over the accounts of the same owner. Times are monotonic seconds.
+    """Over the accounts of the same owner, in which it notes what nobody holds any more. Times are monotonic seconds.
 
     `shares` and `annotated` are the two ways.
+
+    Args:
+        changed: called when other allocations than before are held by nobody.
     """
 
-    def __init__(self, accounts: Accounts) -> None:
-        self._accounts = accounts
+    def __init__(self, accounts: Accounts, changed: Callable[[], None]) -> None:
+        self._accounts, self._changed = accounts, changed
         self.shares = ShareHolders()
         self.annotated = PodHolders()
 
@@ -42,6 +45,11 @@ class Holders:
         another pod are of nobody else, whatever its checkpoint still says."""
         passed_on = {key for allocation in self._shares() for key in allocation.after if key in self._accounts}
         return self.shares.vacated() | passed_on | self._of(self.annotated.gone())
+
+    def note_vacated(self) -> None:
+        """Has the accounts know what nobody holds any more."""
+        if self._accounts.set_vacated(self.vacated()):
+            self._changed()
 
     def question(self, resource: str, wanted: tuple[str, ...]) -> bool:
         """Shares are asked for. Whether it takes a look at the kubelet, begun from now on, to tell whether another pod
@@ -82,6 +90,7 @@ class Holders:
         shares = list(self._shares())
         unjudged = {a.key for a in shares if judged.get(a.key) != self.shares.renewals(a.key)}
         self.shares.observe(shares, seen, now_s, unjudged)
+        self.note_vacated()
 
     def kubelet_restarted(self, at_s: float) -> None:
         self.shares.kubelet_restarted(self._shares(), at_s)
@@ -92,11 +101,23 @@ class Holders:
             self.annotated.unheard()
         else:
             self.annotated.synchronized(self.annotated_pods(), alive, now_s)
+        self.note_vacated()
+
+    def pod_runs(self, uid: str) -> None:
+        """A pod has a sandbox."""
+        self.annotated.runs(uid)
+        self.note_vacated()
 
     def pod_stopped(self, uid: str, now_s: float) -> None:
         """A pod's last sandbox was stopped."""
         if uid in self.annotated_pods():
             self.annotated.stopped(uid, now_s)
+        self.note_vacated()
+
+    def observe_directories(self, there: Collection[str], missing: Collection[str], now_s: float) -> None:
+        """Of the pods that hold annotated allocations, the kubelet has a directory or none."""
+        self.annotated.directories(there, missing, now_s)
+        self.note_vacated()
 
     def annotated_pods(self) -> set[str]:
         """UIDs of the pods that hold annotated allocations."""

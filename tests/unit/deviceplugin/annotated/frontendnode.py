@@ -73,10 +73,10 @@ class Node(World):
         self.begin_frontend()
 
     def begin_frontend(self) -> None:
-        assert self.broker.config.annotations is not None
+        assert self.broker.node.config.annotations is not None
         self.frontend = AnnotatedFrontend(
             self.broker,
-            self.broker.config.annotations,
+            self.broker.node.config.annotations,
             self,
             self.mpsd,
             self.said,

@@ -72,10 +72,10 @@ class FakeNode:
                         self.world.picture().allocations, params["pod"], params.get("container")
                     ),
                     "clients": lambda _: clients(
-                        self.world.broker.gpus(),
+                        self.world.broker.node.gpus,
                         self.world.picture().allocations,
-                        outdated=self.world.broker.absence,
-                        known_unix_s=self.world.broker.heard_unix_s,
+                        outdated=self.world.broker.node.absence,
+                        known_unix_s=self.world.broker.node.heard_unix_s,
                     ),
                 }
             ),

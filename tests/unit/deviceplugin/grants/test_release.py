@@ -1,6 +1,6 @@
 """When an allocation whose pod is gone is released: at once where its end is proven, and though its GPU is away."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -137,14 +137,15 @@ def test_one_that_somebody_else_releases_meanwhile_is_no_failure(world: World) -
     lose(world, 0)
     ended(world)
     world.processes = {"uid-9": [PodProcess(7, "c", None, "python")]}
-    find_lost = world.broker.lost
+    find_releasable = world.broker.releasable
 
-    def released_meanwhile(gpus: Iterable[str]) -> set[str]:
+    def released_meanwhile(*, pressed: bool = False) -> list[Allocation]:
+        going = find_releasable(pressed=pressed)
         if got.key in {a.key for a in world.broker.allocations()}:
             world.broker.release(got.key)
-        return find_lost(gpus)
+        return going
 
-    world.broker.lost = released_meanwhile  # type: ignore[method-assign]
+    world.broker.releasable = released_meanwhile  # type: ignore[method-assign]
     look(world)
     assert world.broker.allocations() == []
     assert world.keeper.report.release_blocked == {}

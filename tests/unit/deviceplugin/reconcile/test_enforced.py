@@ -28,7 +28,7 @@ def test_a_marker_that_cannot_be_read_is_neither_there_nor_absent(world: World) 
     got = world.grant()
     begun(world, got)
     gpu = status(info(0), mode=got.mode, clients=(GpuClient(pid=10, pod_uid="uid-1"),))
-    told = reported(world.broker.config, world.infos, world.broker.desired())
+    told = reported(world.broker.node.config, world.infos, world.broker.desired())
     world.broker.observe_snapshot(snapshot(structs.replace(told[0], clients=gpu.clients), told[1]))
     world.processes = {"uid-1": running(None, unreadable=True)}
     assert looks(world, 15) == set()

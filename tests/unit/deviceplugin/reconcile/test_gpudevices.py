@@ -51,8 +51,8 @@ def test_a_young_mpsd_that_has_not_looked_yet_takes_no_better_kind_away(short_tm
     world.tell()
     chooser = DeviceChooser(world.broker, lambda _: registry_of(PLAIN, HOOKED), Choice(""))
     for told, kind in ((HardLimits(), HOOKED_KIND), (CANNOT, PLAIN_KIND), (CAN, HOOKED_KIND)):
-        chooser.choose(snapshot(*world.broker.gpus(), hard_limits=told))
-        assert (chooser.choice.kind, world.broker.hard.kind) == (kind, kind)
+        chooser.choose(snapshot(*world.broker.node.gpus, hard_limits=told))
+        assert (chooser.choice.kind, world.broker.node.hard.kind) == (kind, kind)
     world.ledger.close()
 
 

@@ -278,7 +278,7 @@ def test_a_plugin_that_starts_again_knows_what_the_last_one_knew(short_tmp: Path
     fresh = world.open_broker(strict)
     path = str(short_tmp / "plugin" / "node.json")
     known = lastknown.LastKnown(
-        gpus=lastknown.without_moments(world.broker.gpus()), gpu_kind=HOOKED_KIND, hooked=HOOKED, hard_limits=CAN
+        gpus=lastknown.without_moments(world.broker.node.gpus), gpu_kind=HOOKED_KIND, hooked=HOOKED, hard_limits=CAN
     )
     lastknown.store(path, known)
     read = lastknown.load(path, "another boot")

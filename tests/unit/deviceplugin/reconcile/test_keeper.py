@@ -9,10 +9,10 @@ from msgspec import structs
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.cli.node import missing_shares
 from deviceplugin.grants import lastknown
-from deviceplugin.grants.broker import DAEMON_GRACE_S
 from deviceplugin.grants.holders.model import Holder
 from deviceplugin.grants.holders.shares import ABSENT_S
 from deviceplugin.grants.ledger import Ledger, LedgerError
+from deviceplugin.grants.nodeview import DAEMON_GRACE_S
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.kubelet.servicer import DevicePlugin
@@ -364,7 +364,7 @@ def test_a_pod_on_shares_answered_differently_now_gets_the_new_answer(world: Wor
     world.run(old)
     world.keeper.observe()
     world.kubelet.containers.clear()
-    world.broker.apply_config(structs.replace(world.broker.config, cdi=CdiConfig(**part)))  # type: ignore[arg-type]
+    world.broker.apply_config(structs.replace(world.broker.node.config, cdi=CdiConfig(**part)))  # type: ignore[arg-type]
     if "gpu_devices" in part:
         world.broker.set_gpu_kind("nvidia.com/gpu", {})
     new = world.broker.allocate(old.resource, old.device_ids, world.keeper.recheck)
@@ -667,7 +667,7 @@ def test_every_pod_that_held_it_is_remembered_until_it_is_released(world: World)
 def outside(world: World, *clients: GpuClient, **changes: object) -> dict[str, str]:
     """The unenforced after one look at a GPU with these clients."""
     world.mpsd.on_gpu[uuid(0)] = clients
-    first, second = reported(world.broker.config, world.infos, world.broker.desired())
+    first, second = reported(world.broker.node.config, world.infos, world.broker.desired())
     assert first.daemon is not None
     daemon = structs.replace(first.daemon, **changes)
     world.broker.observe_snapshot(snapshot(structs.replace(first, clients=clients, daemon=daemon), second))
@@ -714,7 +714,7 @@ def test_nobody_is_called_past_mps_while_its_clients_cannot_be_told(world: World
 
 def test_what_mpsd_knew_before_its_daemon_answered_accuses_nobody(world: World) -> None:
     got = world.grant()
-    first, second = reported(world.broker.config, world.infos, world.broker.desired())
+    first, second = reported(world.broker.node.config, world.infos, world.broker.desired())
     stale = structs.replace(first, clients=(client(9, got.key, mps=False),))
     world.broker.observe_snapshot(snapshot(stale, second))
     world.mpsd.on_gpu[uuid(0)] = (client(9, got.key),)
@@ -780,7 +780,7 @@ def test_a_group_share_is_desired_on_all_members_and_starts_when_all_are_fit(gro
     (wanted,) = grouped.mpsd.told[-1].allocations
     assert (wanted.group, wanted.gpus, wanted.limit_bytes, wanted.slot) == ("pair0", (uuid(0), uuid(1)), 20 << 30, 1)
     assert set(grouped.specs.files) == {got.key}
-    first, second, third = reported(grouped.broker.config, grouped.infos, grouped.broker.desired())
+    first, second, third = reported(grouped.broker.node.config, grouped.infos, grouped.broker.desired())
     grouped.broker.observe_snapshot(snapshot(first, structs.replace(second, mode=None), third))
     grouped.keeper.attach()
     assert grouped.specs.files == {}
@@ -869,7 +869,7 @@ def test_an_answer_names_what_will_be_mounted_before_mpsd_made_it(short_tmp: Pat
     cfg = structs.replace(cfg, resources=tuple(structs.replace(r, enforcement=Enforcement.NONE) for r in cfg.resources))
     world = World(short_tmp, cfg, gpus=3)
     world.tell(structs.replace(PROTOCOL_3, protocol=protocol, pinned_limit_bytes=80 << 30))
-    known = lastknown.without_moments(world.broker.gpus())
+    known = lastknown.without_moments(world.broker.node.gpus)
     world.broker = world.open_broker(cfg)
     world.broker.restore(known, CANNOT)
     service = DevicePlugin("gpufrac.dev/pair", world.broker, world.keeper.recheck, lambda: None)

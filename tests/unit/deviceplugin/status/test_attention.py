@@ -15,7 +15,7 @@ from deviceplugin.annotated.status import (
     UnenforcedStatus,
 )
 from deviceplugin.cli.node import Node, overview
-from deviceplugin.grants.broker import DAEMON_GRACE_S
+from deviceplugin.grants.nodeview import DAEMON_GRACE_S
 from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.status import metrics
 from deviceplugin.status.attention import ABANDONED, attention
@@ -41,7 +41,7 @@ def test_a_dead_daemon_is_told_once_for_all_its_allocations_and_gpus(world: Worl
     world.daemon = DaemonStatus(state=DaemonState.BACKOFF, reason="it died")
     world.tell()
     world.keeper.attach()
-    gpus = reported(world.broker.config, world.infos, world.broker.desired(), world.daemon)
+    gpus = reported(world.broker.node.config, world.infos, world.broker.desired(), world.daemon)
     lines = attention(snapshot(*gpus), world.picture())
     assert "group pair0, GPU 2: its MPS daemon is backoff: it died" in lines
     (waiting,) = [line for line in lines if line.endswith("waiting for the MPS daemon of GPU 2")]
@@ -57,7 +57,7 @@ def said(world: World, daemon: DaemonStatus) -> list[str]:
         world.tell()
         world.keeper.attach()
         world.now_s += DAEMON_GRACE_S
-    gpus = reported(world.broker.config, world.infos, world.broker.desired(), daemon)
+    gpus = reported(world.broker.node.config, world.infos, world.broker.desired(), daemon)
     return attention(snapshot(*gpus), world.picture())
 
 
@@ -88,7 +88,7 @@ def test_a_daemon_is_told_once_whoever_says_so(world: World, changes: dict[str, 
 
 def test_a_daemon_that_was_ended_for_good_is_no_trouble_of_mpsd(world: World) -> None:
     ended = DaemonStatus(state=DaemonState.ABSENT)
-    gpus = reported(world.broker.config, world.infos, world.broker.desired(), ended)
+    gpus = reported(world.broker.node.config, world.infos, world.broker.desired(), ended)
     assert attention(snapshot(*gpus), None) == []
     (line,) = [line for line in said(world, ended) if "its MPS daemon" in line]
     assert line == "GPU 0, GPU 1, GPU 2: its MPS daemon does not run"
@@ -96,8 +96,8 @@ def test_a_daemon_that_was_ended_for_good_is_no_trouble_of_mpsd(world: World) ->
 
 def test_a_drained_gpu_that_is_gone_is_listed_with_its_uuid(world: World) -> None:
     world.broker.drain(uuid(1), "fan")
-    restarted = world.open_broker(world.broker.config)
-    restarted.observe_snapshot(snapshot(*reported(world.broker.config, world.infos[:1], restarted.desired())))
+    restarted = world.open_broker(world.broker.node.config)
+    restarted.observe_snapshot(snapshot(*reported(world.broker.node.config, world.infos[:1], restarted.desired())))
     world.broker = restarted
     assert set(world.picture().gone_drained) == {uuid(1)}
     (line,) = [line for line in attention(None, world.picture()) if "no longer on the node" in line]
@@ -131,7 +131,7 @@ def test_what_closes_the_whole_node_is_not_told_of_each_gpu_again(world: World) 
 def test_a_process_is_without_an_allocation_as_who_lists_the_processes_sees_it(world: World) -> None:
     held, *_ = world.picture().allocations
     plugin = structs.replace(world.picture(), allocations=(structs.replace(held, pod_uids=("uid-a",)),))
-    gpu, *others = reported(world.broker.config, world.infos, world.broker.desired())
+    gpu, *others = reported(world.broker.node.config, world.infos, world.broker.desired())
     clean = (GpuClient(pid=7, pod_uid="uid-a"), GpuClient(pid=8, pod_uid="uid-b"))
     seen = snapshot(structs.replace(gpu, clients=clean), *others)
     (line,) = [line for line in attention(seen, plugin) if line.startswith(f"GPU {gpu.info.index}: processes")]
@@ -226,7 +226,7 @@ def test_no_restart_is_advised_with_a_file_that_would_be_refused() -> None:
 
 
 def test_gpus_that_the_config_leaves_out_need_nobody_and_are_not_usable(world: World) -> None:
-    gpus = reported(world.broker.config, world.infos, world.broker.desired())
+    gpus = reported(world.broker.node.config, world.infos, world.broker.desired())
     out = structs.replace(gpus[2], not_shared="it is excluded by the config", excluded=True, clients=())
     for name in [a.key for a in world.broker.allocations() if uuid(2) in a.gpus]:
         world.broker.release(name)

@@ -80,14 +80,14 @@ def test_what_is_not_found_or_not_plain_is_said(
 def test_processes_are_named_by_their_allocation(pods: Pods) -> None:
     world = pods.world
     key = pods.made["ns/web/app"].key
-    first, second = reported(world.broker.config, world.infos, world.broker.desired())
+    first, second = reported(world.broker.node.config, world.infos, world.broker.desired())
     found = (
         GpuClient(pid=9, allocation_key=None, mps=False, command="Xorg"),
         GpuClient(pid=7, allocation_key=key, used_bytes=5, command="python3"),
         GpuClient(pid=8, allocation_key="f" * 20),
     )
     world.broker.observe_snapshot(snapshot(structs.replace(first, clients=found), second))
-    gpus = clients(world.broker.gpus(), world.picture().allocations)
+    gpus = clients(world.broker.node.gpus, world.picture().allocations)
     assert [(gpu.uuid, gpu.index, len(gpu.clients)) for gpu in gpus] == [(uuid(0), 0, 3), (uuid(1), 1, 0)]
     one, released, foreign = gpus[0].clients
     assert (one.pid, one.command, one.used_bytes, one.mps) == (7, "python3", 5, True)

@@ -31,7 +31,7 @@ def root(short_tmp: Path) -> Iterator[str]:
     world.holds((got, "uid-1"))
     world.keeper.observe()
     world.keeper.report.unenforced = {got.key: NAME}
-    gpus = reported(world.broker.config, world.infos, world.broker.desired())
+    gpus = reported(world.broker.node.config, world.infos, world.broker.desired())
     client = GpuClient(pid=7, allocation_key=got.key, used_bytes=2**40, pod_uid="uid-1", command=NAME)
     daemon = structs.replace(gpus[1].daemon, wedged=True, reason=NAME, last_log=(NAME,))  # type: ignore[type-var]
     gpus = [
@@ -44,7 +44,7 @@ def root(short_tmp: Path) -> Iterator[str]:
         reading(
             {
                 "status": lambda _: world.picture(),
-                "clients": lambda _: clients(world.broker.gpus(), world.picture().allocations),
+                "clients": lambda _: clients(world.broker.node.gpus, world.picture().allocations),
             }
         ),
     )

@@ -24,7 +24,7 @@ def world(short_tmp: Path) -> Iterator[World]:
 
 def use(world: World, *clients: GpuClient, gpu: int = 0) -> list[AllocationStatus]:
     """The allocations once mpsd has shown these processes."""
-    gpus = reported(world.broker.config, world.infos, world.broker.desired())
+    gpus = reported(world.broker.node.config, world.infos, world.broker.desired())
     gpus[gpu] = structs.replace(gpus[gpu], clients=clients)
     world.broker.observe_snapshot(snapshot(*gpus))
     return list(world.picture().allocations)

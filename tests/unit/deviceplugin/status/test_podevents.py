@@ -46,7 +46,7 @@ class Node:
         self.world.keeper.attach()
 
     def uses(self, gib: int) -> None:
-        gpus = reported(self.world.broker.config, self.world.infos, self.world.broker.desired())
+        gpus = reported(self.world.broker.node.config, self.world.infos, self.world.broker.desired())
         client = GpuClient(pid=7, allocation_key=self.got.key, used_bytes=gib * GIB, pod_uid="uid-1")
         self.world.broker.observe_snapshot(snapshot(structs.replace(gpus[0], clients=(client,)), *gpus[1:]))
 

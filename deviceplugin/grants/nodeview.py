@@ -1,0 +1,99 @@
+"""The node as the planner sees it: what is known of it, joined with what is granted and what is drained."""
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from deviceplugin.grants.drains import Drain
+from deviceplugin.grants.nodestate import NodeState
+from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.model import NodeView, ResourceView
+from deviceplugin.plan.view import RESERVED, daemon_trouble, gpu_view, node_view
+from mpsd.config.model import FixedMemory, Resource, UnitMemory
+from mpsd.localapi.snapshot import GpuStatus
+
+DAEMON_GRACE_S = 10.0
+"""How long a daemon (or mpsd) may be away before free shares turn Unhealthy: a restart takes about a second."""
+
+
+class CurrentView:
+    """The last view that was made, and since when each GPU's daemon is away. State of one owner; times are monotonic
+    seconds."""
+
+    def __init__(self) -> None:
+        self.now = NodeView(gpus={}, groups={}, resources={})
+        self._away_since_s: dict[str, float] = {}
+
+    def rebuild(
+        self,
+        node: NodeState,
+        accounts: Accounts,
+        drained: Mapping[str, Drain],
+        *,
+        ledger_error: str,
+        now_s: float,
+    ) -> None:
+        """Makes the view anew.
+
+        Args:
+            drained: by GPU.
+            ledger_error: why nothing can be recorded, empty when fine.
+        """
+        views = []
+        for status in node.gpus:
+            uuid = status.info.uuid
+            away = self._graced(uuid, node.absence or daemon_trouble(status), now_s)
+            views.append(
+                gpu_view(
+                    status,
+                    node.config,
+                    blocked=_blocked(status, node, accounts, drained.get(uuid)),
+                    waiting=ledger_error or node.kind_trouble.get(uuid, "") or (away if node.absence else ""),
+                    daemon_waiting=away,
+                    reserved=RESERVED if uuid in node.reserved else "",
+                    protocol=node.protocol(uuid),
+                )
+            )
+        held = accounts.held_groups()
+        view = node_view(node.config, views, held, hard=node.hard, complete=node.complete, previous=self.now)
+        resources = dict(view.resources)
+        for name in sorted(accounts.resources() - resources.keys()):
+            resources[name] = _dropped(name, accounts)
+        self.now = structs.replace(view, resources=resources)
+
+    def changes_s(self) -> list[float]:
+        """When the view changes by time alone."""
+        return [since_s + DAEMON_GRACE_S for since_s in self._away_since_s.values()]
+
+    def _graced(self, uuid: str, trouble: str, now_s: float) -> str:
+        if not trouble:
+            self._away_since_s.pop(uuid, None)
+            return ""
+        since_s = self._away_since_s.setdefault(uuid, now_s)
+        return trouble if now_s - since_s >= DAEMON_GRACE_S else ""
+
+
+def _blocked(status: GpuStatus, node: NodeState, accounts: Accounts, drain: Drain | None) -> str:
+    """Why nothing new comes to a GPU, empty when it may."""
+    uuid = status.info.uuid
+    if drain is not None:
+        return drain.text
+    if reason := node.foreign.get(uuid):
+        return reason
+    foreign = status.foreign_processes
+    if foreign and accounts.mode(uuid) is None:
+        pids = ", ".join(str(pid) for pid in foreign[:5])
+        return f"foreign processes use it (pid {pids}): end them before it is shared"
+    return ""
+
+
+def _dropped(name: str, accounts: Accounts) -> ResourceView:
+    """The view of a resource that only live allocations keep."""
+    sample = next(allocation for allocation in accounts if allocation.resource == name)
+    memory = (
+        UnitMemory(unit_bytes=sample.share_bytes)
+        if sample.slot is None
+        else FixedMemory(request_bytes=sample.share_bytes, limit_bytes=sample.limit_bytes)
+    )
+    resource = Resource(name=name, memory=memory, mode=sample.mode, enforcement=sample.enforcement)
+    return ResourceView(resource=resource, enforcement=sample.enforcement, objection="it is no longer in the config")

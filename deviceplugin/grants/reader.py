@@ -1,0 +1,145 @@
+"""Questions about what is known, granted and held, for who changes nothing: each answer is of one moment."""
+
+import threading
+
+from deviceplugin.grants import inspection
+from deviceplugin.grants.clients import Pods
+from deviceplugin.grants.drains import Drains
+from deviceplugin.grants.grants import Grants
+from deviceplugin.grants.holders.holders import Holders
+from deviceplugin.grants.holders.model import Holder
+from deviceplugin.grants.inspection import Inspection
+from deviceplugin.grants.lists import Lists
+from deviceplugin.grants.nodestate import NodeState
+from deviceplugin.grants.nodeview import CurrentView
+from deviceplugin.grants.store import AllocationStore
+from deviceplugin.plan.model import Allocation, ContainerRef
+from deviceplugin.plan.render import desired_allocation
+from deviceplugin.plan.start import Grant
+from mpsd.localapi.snapshot import Desired
+
+
+class Reader:
+    """What the Broker shows. Thread-safe: the parts are the Broker's, and so is the lock."""
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        node: NodeState,
+        view: CurrentView,
+        store: AllocationStore,
+        holders: Holders,
+        grants: Grants,
+        lists: Lists,
+        drains: Drains,
+    ) -> None:
+        self._lock = lock
+        self._node, self._view = node, view
+        self._store, self._accounts = store, store.accounts
+        self._holders, self._grants, self._lists, self._drains = holders, grants, lists, drains
+
+    @property
+    def node(self) -> NodeState:
+        """The node as known now."""
+        return self._node
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What was not usable at the start: a sentence for each file."""
+        return (*self._store.problems, *filter(None, [self._drains.problem]))
+
+    @property
+    def ledger_error(self) -> str:
+        """Why nothing can be recorded, and so nothing is offered; empty when fine."""
+        return self._store.ledger_error
+
+    @property
+    def runtime_heard(self) -> bool:
+        """Whether the container runtime tells of annotated pods now."""
+        return self._holders.annotated.heard
+
+    def inspect(self) -> Inspection:
+        """All in one consistent picture."""
+        with self._lock:
+            lists, drained = self._lists.by_resource, self._drains.by_gpu
+            return inspection.inspect(self._node, self._view.now, lists, self._accounts, self._holders, drained)
+
+    def allocations(self) -> list[Allocation]:
+        """All live allocations, oldest first."""
+        with self._lock:
+            return list(self._accounts)
+
+    def desired(self) -> Desired:
+        """The whole desired state for mpsd: every live allocation, whether its GPU was heard of yet or not, oldest
+        first."""
+        return Desired(allocations=tuple(map(desired_allocation, self.allocations())))
+
+    def pods(self) -> Pods:
+        """The UIDs of the pods that were seen to hold each live allocation."""
+        with self._lock:
+            return self._holders.pods_by_key()
+
+    def has_unnamed(self) -> bool:
+        """Whether a live allocation's holder was not shown by the kubelet yet."""
+        with self._lock:
+            return any(self._holders.holder(a) is None and not self._accounts.is_vacated(a.key) for a in self._accounts)
+
+    def checkpoint_only(self) -> set[str]:
+        """See ShareHolders.checkpoint_only."""
+        with self._lock:
+            return set(self._holders.shares.checkpoint_only())
+
+    def unseen(self) -> set[str]:
+        """Shares that may have started and that the kubelet never showed."""
+        with self._lock:
+            return self._holders.shares.unseen()
+
+    def judgeable(self) -> dict[str, int]:
+        """What an observation that begins now may judge; to be handed to `observe_kubelet` with it."""
+        with self._lock:
+            return self._holders.judgeable()
+
+    def resource_names(self) -> list[str]:
+        """Resources that need a server: those in the config, then those with live allocations only."""
+        with self._lock:
+            return list(self._view.now.resources)
+
+    def is_idle(self, gpu: str) -> bool:
+        """Whether nobody holds anything on a GPU."""
+        with self._lock:
+            return not self._accounts.on_gpu(gpu)
+
+    # --- of one allocation ---------------------------------------------------------------------------------------
+
+    def of_container(self, container: ContainerRef) -> Allocation | None:
+        """What an annotated container holds now."""
+        with self._lock:
+            return self._accounts.of_container(container)
+
+    def share(self, key: str) -> tuple[Allocation, Holder | None] | None:
+        """A live share of the device plugin by its key, and who holds it as far as the kubelet has shown."""
+        with self._lock:
+            found = self._accounts.get(key)
+            return None if found is None or found.container is not None else (found, self._holders.holder(found))
+
+    def is_live(self, key: str) -> bool:
+        """Whether it is not released, nor about to be."""
+        with self._lock:
+            return self._grants.is_live(key)
+
+    def grant(self, key: str) -> Grant | None:
+        """What `Broker.permitted` has for it."""
+        with self._lock:
+            found = self._accounts.get(key)
+            return None if found is None else self._node.permitted((found,)).get(key)
+
+    def waits_for(self, key: str) -> str:
+        """Why its container may not start now; empty when it may."""
+        with self._lock:
+            found = self._accounts.get(key)
+            return "its allocation is gone" if found is None else self._node.waits_for(found)
+
+    def predecessors(self, allocation: Allocation) -> set[str]:
+        """Older allocations of its shares; see Grants."""
+        with self._lock:
+            return self._grants.predecessors(allocation)
