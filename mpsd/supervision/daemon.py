@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from mpsd.common.errors import ConfigError, GpufracError, TransientError
+from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.lanes import Lane
 from mpsd.common.log import get_logger
 from mpsd.daemon import adopt
@@ -18,6 +18,7 @@ from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import MAIN, link_directory, mount_directory
 from mpsd.daemon.plan import DaemonSpec, GroupPlan, namespace_of
 from mpsd.localapi.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
+from mpsd.supervision.effects import Configure, Kill, Probe, Quit, Spawn, Terminate, Work
 from mpsd.supervision.serverhold import ServerHold
 
 log = get_logger("mpsd")
@@ -30,10 +31,10 @@ Post = Callable[[Callable[[], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a keeper reaches beyond itself. `protocol`, from the lane: what daemons to be started speak, or why none can
-    be. `starting`, from the lane: a daemon is about to run, what its logs hold by
-    now is another's. `started`: it runs, its end is to be watched. `judged`: is it the one to have? `ended`: it runs no
-    more. `tried`: it was asked for something, whatever came of it."""
+    """What a keeper reaches beyond itself. `protocol`: what daemons to be started speak, or why none can be.
+    `starting`, from the lane: a daemon is about to run, what its logs hold by now is another's. `started`: it runs, its
+    end is to be watched. `judged`: is it the one to have? `ended`: it runs no more. `tried`: it was asked for
+    something, whatever came of it."""
 
     host: DaemonHost
     protocol: Callable[[], ProtocolChoice]
@@ -210,12 +211,27 @@ class DaemonKeeper:
                 pid=self.identity.pid if self.identity else None,
                 reason=now.reason,
             )
-        ask_servers = bool(self.servers) or bool(now.strikes)
         for effect in effects:
-            if effect in (Effect.SPAWN, Effect.CONFIGURE):
+            self.lane.submit(partial(self._perform, self._work(effect)))
+
+    def _work(self, effect: Effect) -> Work:
+        """The effect with what it needs as it is now."""
+        ask_servers = bool(self.servers) or bool(self.life.strikes)
+        match effect:
+            case Effect.SPAWN:
                 self.spec = self._wanted_spec()
-            spec = self._proven() if effect is Effect.PROBE else self.spec
-            self.lane.submit(partial(self._perform, effect, spec, self.identity, self.servers, ask_servers))
+                return Spawn(self.spec, self._outside.protocol())
+            case Effect.CONFIGURE:
+                self.spec = self._wanted_spec()
+                return Configure(self.spec, ask_servers)
+            case Effect.PROBE:
+                return Probe(self._proven(), ask_servers)
+            case Effect.QUIT:
+                return Quit(self.spec, self._outside.policy.quit_s)
+            case Effect.TERMINATE:
+                return Terminate(self.identity)
+            case Effect.KILL:
+                return Kill(self.spec, self.identity, self.servers)
 
     def _proven(self) -> DaemonSpec:
         """The spec with what was read back and no more: what was never set is no reason to distrust the daemon."""
@@ -227,66 +243,30 @@ class DaemonKeeper:
         """Removes what an ended daemon leaves on disk."""
         self.lane.submit(partial(self._outside.host.remove, self.spec))
 
-    # --- effects (in the lane) -----------------------------------------------------------------------------------
-
-    def _perform(
-        self,
-        effect: Effect,
-        spec: DaemonSpec,
-        identity: DaemonIdentity | None,
-        servers: tuple[ProcessIdentity, ...],
-        ask_servers: bool,
-    ) -> None:
-        """Runs one effect and posts what came of it."""
+    def _perform(self, work: Work) -> None:
+        """Runs one effect, in the lane, and posts what came of it."""
+        host = self._outside.host
+        answer: Callable[[], None]
         try:
-            self._outside.post(self._outcome(effect, spec, identity, servers, ask_servers))
+            match work:
+                case Spawn():
+                    self._outside.starting(work.spec)
+                    answer = partial(self._on_running, work.run(host))
+                case Configure():
+                    answer = partial(self._on_configured, work.spec, work.run(host))
+                case Probe():
+                    answer = partial(self._on_answered, work.spec, work.run(host))
+                case Kill():
+                    work.run(host)
+                    answer = self._on_gone
+                case Quit() | Terminate():
+                    work.run(host)
+                    answer = _nothing
         except Exception as error:
             if not isinstance(error, GpufracError):
-                log.exception("an effect failed in an unforeseen way", effect=effect.value, daemon=self.name)
-            self._outside.post(partial(self._on_failed, effect, error))
-
-    def _outcome(
-        self,
-        effect: Effect,
-        spec: DaemonSpec,
-        identity: DaemonIdentity | None,
-        servers: tuple[ProcessIdentity, ...],
-        ask_servers: bool,
-    ) -> Callable[[], None]:
-        host = self._outside.host
-        match effect:
-            case Effect.SPAWN:
-                self._outside.starting(spec)
-                return partial(self._on_running, self._spawn(spec))
-            case Effect.CONFIGURE:
-                configured = host.configure(spec)
-                if ask_servers:
-                    # What was refused holds up its allocation only.
-                    attached = tuple(n for n in spec.namespaces if n.name in configured.attached)
-                    objections = host.probe(replace(spec, namespaces=attached), servers=True)
-                    configured = configured.without(objections)
-                return partial(self._on_configured, spec, configured)
-            case Effect.PROBE:
-                return partial(self._on_answered, spec, host.probe(spec, servers=ask_servers))
-            case Effect.QUIT:
-                host.quit(spec, self._outside.policy.quit_s)
-                return _nothing
-            case Effect.TERMINATE:
-                if identity is not None:
-                    host.terminate(identity)
-                return _nothing
-            case Effect.KILL:
-                host.kill(spec, identity, servers)
-                return self._on_gone
-
-    def _spawn(self, spec: DaemonSpec) -> Running:
-        """Where none can be started, one that runs is adopted all the same."""
-        choice = self._outside.protocol()
-        if not choice.objection:
-            return self._outside.host.spawn(spec)
-        if (running := self._outside.host.find(spec)) is None:
-            raise TransientError(choice.objection) if choice.unsure else ConfigError(choice.objection)
-        return running
+                log.exception("an effect failed in an unforeseen way", effect=work.effect.value, daemon=self.name)
+            answer = partial(self._on_failed, work.effect, error)
+        self._outside.post(answer)
 
     # --- what came of them ---------------------------------------------------------------------------------------
 
