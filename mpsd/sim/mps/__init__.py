@@ -3,14 +3,15 @@
 | protocol 2  | protocol 3                       | what it does                                                 |
 |-------------|----------------------------------|--------------------------------------------------------------|
 | `frontend2` | `frontend3`                      | the binary as it is called: passes commands on               |
-| `control2`  | `control3`, `grammar3`, `table3` | what a daemon remembers and answers; pure                    |
+| `control2`  | `control3` with `state3`,        | what a daemon remembers and answers; pure                    |
+|             | `grammar3`, `table3`             |                                                              |
 |             | `config3`                        | the configuration file                                       |
 | `daemon2`   | `daemon3`                        | sockets, clients and servers of a daemon, on top of `daemon` |
 
-Shared: `frontend` (the entry, which chooses the protocol), `console`, `daemon` (event loop), `daemonize`, `views`
-(servers and clients as a daemon knows them), `server` (a process that holds GPUs), `faults`, `logs`, `watch`,
-`install`; and with the CUDA client `mpsd.sim.wire` (how these processes talk), `mpsd.sim.pinnedlimits`,
-`mpsd.sim.switches`. Front-end, daemon and server import only light parts of the standard library, so that a call costs
+Shared: `frontend` (the entry, which chooses the protocol), `console`, `daemon` with `loop`, `options` and `peers`,
+`daemonize`, `views` (servers and clients as a daemon knows them), `server` (a process that holds GPUs), `faults`,
+`logs`, `watch`, `install`; and with the CUDA client `wire` (how these processes talk), `pinnedlimits` and `switches` of
+`mpsd.sim`. Front-end, daemon and server import only light parts of the standard library, so that a call costs
 milliseconds.
 
 Sources of the behaviour: NVIDIA MPS documentation r615, nvidia-cuda-mps-control(1), public logs and captures of drivers

@@ -1,7 +1,7 @@
 """What a control daemon remembers and how it answers commands of protocol 3. Pure: effects are returned as actions.
 
 Sources: 'MPS v3 Interface' and 'MPS v3 Namespaces' r615, captures of 615.71.09. Refusal texts other than the one about
-privileges are guesses: a caller goes by the exit status.
+privileges are guesses: a caller goes by the exit status. Over 400 lines: a method for each command of the interface.
 """
 
 from __future__ import annotations
@@ -11,22 +11,29 @@ from collections.abc import Callable, Iterable, Mapping
 from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.sim.mps import table3
 from mpsd.sim.mps.grammar3 import Command, parse
-from mpsd.sim.mps.views import ACTIVE, FAULT, INITIALIZING, ClientView, Limit, Refused, ServerView, Settings
-from mpsd.sim.pinnedlimits import parse_size, resolve_device, show_value
+from mpsd.sim.mps.state3 import (
+    DEFAULT,
+    Namespace,
+    Server3,
+    check_name,
+    read_field,
+    read_number,
+    read_percentage,
+    read_size,
+    read_truth,
+)
+from mpsd.sim.mps.views import ACTIVE, FAULT, INITIALIZING, ClientView, Limit, Refused, Settings
+from mpsd.sim.pinnedlimits import resolve_device, show_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mpsd.sim.mps.config3 import Config
-
-DEFAULT = "default"
-"""The namespace that every server has; its limits are the server's."""
 
 MEMACCT, CONTEXT_SHARE = "memacct", "context-share"
 
 TOTAL_SMS, CHUNKS = 132, 16
 """Of a Hopper GPU, as `device list` shows them (MPS documentation r615)."""
 
-_NAME_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_")
 _SERVER_FIELDS = ("name", "uid", "pid", "status", "pipe-directory", "allowed-devices")
 _NAMESPACE_FIELDS = (
     "name",
@@ -38,34 +45,6 @@ _NAMESPACE_FIELDS = (
     "pipe-directory",
 )
 _CLIENT_FIELDS = ("pid", "server", "device", "pci-id", "linux-ns", "maws-ns", "cmd")
-
-
-class Namespace:
-    """A named set of limits inside a server. None: not limited."""
-
-    __slots__ = ("limit", "name", "percent", "priority")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.limit: Limit | None = None
-        self.percent = 100.0
-        self.priority = 0
-
-
-class Server3:
-    """A named server. `process` is None while none runs for it."""
-
-    def __init__(self, name: str, uid: int) -> None:
-        self.name = name
-        self.uid = uid
-        self.allowed_devices = ""
-        self.namespaces = {DEFAULT: Namespace(DEFAULT)}
-        self.process: ServerView | None = None
-
-    def clients(self, namespace: str | None = None) -> list[ClientView]:
-        """Its clients, or those of one namespace."""
-        clients = self.process.clients.values() if self.process is not None else ()
-        return [client for client in clients if namespace in (None, client.namespace)]
 
 
 Action3 = tuple[str, Server3, str]
@@ -148,7 +127,7 @@ class Control3:
 
     def _owner(self, text: str | None, default: int) -> int:
         """UID of a server to come. Raises Refused."""
-        uid = None if text is None else _number("uid", text)
+        uid = None if text is None else read_number("uid", text)
         if self.multiuser:
             if uid not in (None, 0):
                 raise Refused("A multi-user daemon only has servers of UID 0")
@@ -165,8 +144,8 @@ class Control3:
         memory = options.get("pinned-memory-limit")
         percent = options.get("active-thread-percentage")
         priority = options.get("client-priority")
-        limit = None if memory is None else Limit(_size(memory), memory)
-        stored_percent = namespace.percent if percent is None else _percentage(percent)
+        limit = None if memory is None else Limit(read_size(memory), memory)
+        stored_percent = namespace.percent if percent is None else read_percentage(percent)
         if priority not in (None, "0", "1"):
             raise Refused(f"Invalid client priority '{priority}'")
         if limit is not None:
@@ -180,7 +159,7 @@ class Control3:
         server.allowed_devices = options.get("allowed-devices", server.allowed_devices)
         domains = options.get("locality-domains")
         if domains is not None:
-            _truth("locality-domains", domains)
+            read_truth("locality-domains", domains)
         return domains is not None
 
     def _check_path(self, server: Server3, namespace: str) -> None:
@@ -191,7 +170,7 @@ class Control3:
     # Servers
 
     def _add_server(self, name: str, uid: int) -> Server3:
-        _check_name("server", name)
+        check_name("server", name)
         if name in self.servers:
             raise Refused(f"Server '{name}' already exists")
         server = Server3(name, uid)
@@ -245,7 +224,7 @@ class Control3:
 
     def server_get(self, command: Command, uid: int) -> str:
         name, field = command.positionals
-        return self._server_field(self._server(name), _field(field, _SERVER_FIELDS))
+        return self._server_field(self._server(name), read_field(field, _SERVER_FIELDS))
 
     def _server_field(self, server: Server3, field: str) -> str:
         match field:
@@ -265,7 +244,7 @@ class Control3:
     # Namespaces
 
     def _add_namespace(self, server: Server3, name: str) -> None:
-        _check_name("namespace", name)
+        check_name("namespace", name)
         if name in server.namespaces:
             raise Refused(f"Namespace '{name}' already exists in server '{server.name}'")
         self._check_path(server, name)
@@ -318,7 +297,7 @@ class Control3:
     def namespace_get(self, command: Command, uid: int) -> str:
         name, server_name, field = command.positionals
         server = self._server(server_name)
-        return self._namespace_field(server, self._namespace(server, name), _field(field, _NAMESPACE_FIELDS))
+        return self._namespace_field(server, self._namespace(server, name), read_field(field, _NAMESPACE_FIELDS))
 
     def _namespace_field(self, server: Server3, namespace: Namespace, field: str) -> str:
         match field:
@@ -355,7 +334,7 @@ class Control3:
         return self._list(table3.CLIENTS, rows, command)
 
     def _client(self, text: str) -> tuple[Server3, ClientView]:
-        pid = _number("PID", text)
+        pid = read_number("PID", text)
         for server in self.servers.values():
             for client in server.clients():
                 if client.pid == pid:
@@ -364,7 +343,7 @@ class Control3:
 
     def client_get(self, command: Command, uid: int) -> str:
         pid, field = command.positionals
-        return self._client_field(*self._client(pid), _field(field, _CLIENT_FIELDS))
+        return self._client_field(*self._client(pid), read_field(field, _CLIENT_FIELDS))
 
     def client_terminate(self, command: Command, uid: int) -> str:
         server, client = self._client(command.positionals[0])
@@ -436,7 +415,7 @@ class Control3:
 
     def memacct_set(self, command: Command, uid: int) -> str:
         self._may(command, uid)
-        self.audit_log = _truth("audit_log", command.options["audit_log"])
+        self.audit_log = read_truth("audit_log", command.options["audit_log"])
         return ""
 
     def memacct_describe(self, command: Command, uid: int) -> str:
@@ -445,45 +424,6 @@ class Control3:
     def _list(self, columns: Iterable[table3.Column], rows: list[list[str]], command: Command) -> str:
         quote = self.settings.switch("csv-quotes") == "yes"
         return table3.render(list(columns), rows, command.options.get("format", "table"), quote)
-
-
-def _check_name(kind: str, name: str) -> None:
-    if not 0 < len(name) <= 64 or not _NAME_LETTERS.issuperset(name):
-        raise Refused(f"Invalid {kind} name '{name}': 1 to 64 of a-z, 0-9 and _")
-
-
-def _number(what: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise Refused(f"Invalid {what} '{text}'")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    size_bytes = parse_size(text)
-    if not size_bytes:
-        raise Refused(f"Invalid pinned memory limit '{text}'")
-    return size_bytes
-
-
-def _percentage(text: str) -> float:
-    number = text.replace(".", "", 1)
-    if not (number.isascii() and number.isdigit() and 1 <= float(text) <= 100):
-        raise Refused(f"Invalid active thread percentage '{text}': 1 to 100")
-    return float(text)
-
-
-def _truth(what: str, text: str) -> bool:
-    if text not in ("true", "false"):
-        raise Refused(f"Invalid {what} '{text}': true or false")
-    return text == "true"
-
-
-def _field(text: str, fields: tuple[str, ...]) -> str:
-    """A field by either spelling: documents write dashes, a shipped agent underscores."""
-    field = text.replace("_", "-")
-    if field not in fields:
-        raise Refused(f"Unknown field '{text}'. Fields: {' '.join(fields)}")
-    return field
 
 
 _COMMANDS: dict[tuple[str, str], Callable[[Control3, Command, int], str]] = {

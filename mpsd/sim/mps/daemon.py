@@ -1,25 +1,26 @@
-"""What the emulated control daemons of both protocols share: one loop over sockets, servers and signals.
+"""What the emulated control daemons of both protocols share: front-ends, clients, servers and signals.
 
-It is blocked in poll while nothing happens. `daemon2` and `daemon3` add what their protocol means.
+It is blocked in poll while nothing happens. `daemon2` and `daemon3` add what their protocol means. Over 400 lines: one
+object owns all that a daemon's connections and processes change.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import Faults
 from mpsd.sim.mps.logs import Log
+from mpsd.sim.mps.loop import Loop, unlink
+from mpsd.sim.mps.options import Options, StartError
+from mpsd.sim.mps.peers import Peer, Target, Waiting
 from mpsd.sim.mps.views import ACTIVE, INITIALIZING, ClientView, DeviceView, Limit, ServerView, Settings
 from mpsd.sim.mps.watch import watch_simulation
 from mpsd.sim.pinnedlimits import parse_command_value, visible_devices
@@ -27,75 +28,13 @@ from mpsd.sim.switches import AUTO, binary_version, major, read_switch
 from mpsd.sim.wire import (
     CHANNEL_DESCRIPTOR,
     WORD_END,
-    LineReader,
     peer_credentials,
-    pipe_directory,
     receive_message,
     send_line,
     send_message,
 )
 
 RESTART_PAUSE_S = 0.05
-
-Target = tuple[str, str]
-"""Server and namespace that a socket belongs to; both empty for the main one and for protocol 2."""
-
-
-class StartError(Exception):
-    """The daemon cannot start: `status` for the caller, and a text, maybe empty."""
-
-    def __init__(self, text: str, status: int = 1) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-class Options:
-    """Command line and environment of one daemon. `config_path` is of protocol 3."""
-
-    def __init__(
-        self,
-        simulation: str,
-        protocol: int,
-        foreground: bool,
-        multiuser: bool,
-        config_path: str | None = None,
-    ) -> None:
-        self.simulation = simulation
-        self.server_binary = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "nvidia-cuda-mps-server")
-        self.foreground = foreground
-        self.multiuser = multiuser
-        self.config_path = config_path
-        self.pipe_directory = pipe_directory(protocol)
-        self.log_directory = os.environ.get("CUDA_MPS_LOG_DIRECTORY") or "/var/log/nvidia-mps"
-
-
-class Peer:
-    """A front-end, or a connection that has not said yet what it is. Commands wait in `lines`."""
-
-    __slots__ = ("connection", "descriptor", "hello", "lines", "reader", "target", "terminating", "uid")
-
-    def __init__(self, connection: socket.socket | None, uid: int, target: Target = ("", "")) -> None:
-        self.connection = connection
-        self.descriptor = 0 if connection is None else connection.fileno()
-        self.uid = uid
-        self.target = target
-        self.reader = LineReader(self.descriptor)
-        self.hello = connection is None  # the foreground daemon's own stdin needs none
-        self.lines: list[str] = []
-        self.terminating: tuple[int, int] | None = None
-        """(server, client) whose end the last command waits for"""
-
-
-class Waiting:
-    """A client that has no server yet."""
-
-    __slots__ = ("connection", "pid", "target", "uid")
-
-    def __init__(self, connection: socket.socket, pid: int, uid: int, target: Target) -> None:
-        self.connection = connection
-        self.pid = pid
-        self.uid = uid
-        self.target = target
 
 
 class Daemon:
@@ -110,11 +49,7 @@ class Daemon:
         self._faults = Faults(options.simulation, options.pipe_directory)
         self._driver = SimulatedDriver(options.simulation)
         self._settings = self._read_settings()
-        self._poll = select.poll()
-        self._handlers: dict[int, Callable[[], None]] = {}
-        self._listeners: dict[str, socket.socket] = {}
-        """By path."""
-        self._log_pipes: dict[str, int] = {}
+        self._loop = Loop()
         self._peers: dict[int, Peer] = {}
         self._waiting: list[Waiting] = []
         self._servers: dict[int, ServerView] = {}
@@ -246,33 +181,11 @@ class Daemon:
         return os.path.join(self._options.pipe_directory, "nvidia-cuda-mps-control.pid")
 
     def _listen(self, path: str, target: Target) -> None:
-        """Makes a socket for front-ends and clients of one target, in place of one that was left behind."""
-        _unlink(path)
-        listener = self._listeners[path] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
-        os.chmod(path, 0o666)  # noqa: S103 - clients of every user connect
-        listener.listen(128)
-        listener.setblocking(False)
-        self._watch(listener.fileno(), lambda: self._on_connection(listener, target))
+        """Makes a socket for front-ends and clients of one target."""
+        self._loop.listen(path, lambda connection: self._on_connection(connection, target))
 
     def _open_log_pipe(self, path: str) -> None:
-        _unlink(path)
-        os.mkfifo(path, 0o600)
-        pipe = self._log_pipes[path] = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self._watch(pipe, lambda: self._log.write(os.read(pipe, 4096).decode(errors="replace").strip()))
-
-    def _remove_files(self, below: str) -> None:
-        """Closes and removes sockets and log pipes in a directory and in those below it."""
-        for path in [path for path in self._listeners if path.startswith(below + "/")]:
-            listener = self._listeners.pop(path)
-            self._forget(listener.fileno())
-            listener.close()
-            _unlink(path)
-        for path in [path for path in self._log_pipes if path.startswith(below + "/")]:
-            pipe = self._log_pipes.pop(path)
-            self._forget(pipe)
-            os.close(pipe)
-            _unlink(path)
+        self._loop.open_fifo(path, self._log.write)
 
     # The loop
 
@@ -286,34 +199,23 @@ class Daemon:
         )
         if self._faults.get("crash-on-start") is not None:
             os._exit(1)
-        self._watch(self._wakeup, self._on_signal)
+        self._loop.watch(self._wakeup, self._on_signal)
         stdin = self._switch("foreground-stdin")
         if self._options.foreground and (stdin == "commands" or (stdin == AUTO and self.protocol == 3)):
             self._peers[0] = Peer(None, os.getuid())
-            self._watch(0, lambda: self._on_peer(self._peers[0]))
+            self._loop.watch(0, lambda: self._on_peer(self._peers[0]))
         while not (self._quitting and not self._servers and not self._hung_quit()):
-            ready = [(fd, self._handlers[fd]) for fd, _ in self._poll.poll(self._timeout_ms())]
-            for descriptor, handler in ready:
-                if self._handlers.get(descriptor) is handler:  # not closed, and maybe reused, by one before it
-                    handler()
+            self._loop.turn(self._timeout_ms())
             self._on_time()
             for peer in list(self._peers.values()):
                 self._pump(peer)
             self._route()
-        self._remove_files(self._options.pipe_directory)
-        _unlink(self._pid_file)
+        self._loop.remove_below(self._options.pipe_directory)
+        unlink(self._pid_file)
         self._cleaned()
         if self._quit_by is not None and self._quit_by.connection is not None:
             send_line(self._quit_by.connection, f"exit {self._status}")
         return self._status
-
-    def _watch(self, descriptor: int, handler: Callable[[], None]) -> None:
-        self._handlers[descriptor] = handler
-        self._poll.register(descriptor, select.POLLIN)
-
-    def _forget(self, descriptor: int) -> None:
-        if self._handlers.pop(descriptor, None) is not None:
-            self._poll.unregister(descriptor)
 
     def _timeout_ms(self) -> float | None:
         times = [at for at in (self._wake_at, self._quit_at) if at is not None]
@@ -358,15 +260,10 @@ class Daemon:
 
     # Peers
 
-    def _on_connection(self, listener: socket.socket, target: Target) -> None:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        connection.setblocking(False)
+    def _on_connection(self, connection: socket.socket, target: Target) -> None:
         peer = Peer(connection, peer_credentials(connection)[1], target)
         self._peers[peer.descriptor] = peer
-        self._watch(peer.descriptor, lambda: self._on_peer(peer))
+        self._loop.watch(peer.descriptor, lambda: self._on_peer(peer))
 
     def _on_peer(self, peer: Peer) -> None:
         lines = peer.reader.read()
@@ -392,7 +289,7 @@ class Daemon:
         peer.lines += lines
 
     def _close(self, peer: Peer) -> None:
-        self._forget(peer.descriptor)
+        self._loop.forget(peer.descriptor)
         self._peers.pop(peer.descriptor, None)
         if peer.hello:
             self._log.write("UI closed")
@@ -451,7 +348,7 @@ class Daemon:
         if timeout_s >= 0:
             self._quit_at = time.monotonic() + timeout_s
         for waiting in self._waiting:
-            self._forget(waiting.connection.fileno())
+            self._loop.forget(waiting.connection.fileno())
             waiting.connection.close()
         self._waiting.clear()
         for server in self._servers.values():
@@ -460,7 +357,7 @@ class Daemon:
     # Clients
 
     def _on_client(self, peer: Peer, uid: str) -> None:
-        self._forget(peer.descriptor)
+        self._loop.forget(peer.descriptor)
         del self._peers[peer.descriptor]
         connection = peer.connection
         assert connection is not None
@@ -475,7 +372,7 @@ class Daemon:
             connection.close()
             return
         self._waiting.append(waiting)
-        self._watch(connection.fileno(), lambda: self._dismiss(waiting))
+        self._loop.watch(connection.fileno(), lambda: self._dismiss(waiting))
 
     def _dismiss(self, waiting: Waiting, answer: str = "") -> None:
         """Ends the wait of a client. It has nothing to say meanwhile: whatever it sends is its own end."""
@@ -485,7 +382,7 @@ class Daemon:
         waiting.connection.close()
 
     def _unqueue(self, waiting: Waiting) -> None:
-        self._forget(waiting.connection.fileno())
+        self._loop.forget(waiting.connection.fileno())
         self._waiting.remove(waiting)
 
     def _number(self) -> int:
@@ -524,14 +421,14 @@ class Daemon:
         }
         send_message(ours, json.dumps({"protocol": self.protocol, **config, **faults}))
         self._channels[pid] = ours
-        self._watch(ours.fileno(), lambda: self._on_server(pid))
+        self._loop.watch(ours.fileno(), lambda: self._on_server(pid))
         return pid
 
     def _on_server(self, pid: int) -> None:
         server = self._servers[pid]
         message = receive_message(self._channels[pid])
         if message is None:
-            self._forget(self._channels[pid].fileno())  # SIGCHLD follows
+            self._loop.forget(self._channels[pid].fileno())  # SIGCHLD follows
             return
         verb, *words = message[0].split()
         if verb == "ready":
@@ -560,7 +457,7 @@ class Daemon:
     def _on_server_end(self, server: ServerView, status: int) -> None:
         del self._servers[server.pid]
         channel = self._channels.pop(server.pid)
-        self._forget(channel.fileno())
+        self._loop.forget(channel.fileno())
         channel.close()
         if status != 0 and not server.draining:
             self._log.write("Server encountered a fatal exception. Shutting down")
@@ -581,11 +478,6 @@ class Daemon:
     def _restart_loop(self) -> bool:
         """Whether starts fail by a fault that goes on and on; those are not counted."""
         return self._faults.get("restart-loop") is not None
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def _command_of(pid: int) -> str:

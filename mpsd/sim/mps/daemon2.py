@@ -7,7 +7,9 @@ import time
 
 from mpsd.sim.cudaerrors import NUMBERS
 from mpsd.sim.mps.control2 import Action, Control2, Server2
-from mpsd.sim.mps.daemon import RESTART_PAUSE_S, Daemon, Options, Peer, StartError, Target
+from mpsd.sim.mps.daemon import RESTART_PAUSE_S, Daemon
+from mpsd.sim.mps.options import Options, StartError
+from mpsd.sim.mps.peers import Peer, Target
 from mpsd.sim.mps.views import INITIALIZING, Limit, ServerView
 from mpsd.sim.pinnedlimits import parse_environment
 from mpsd.sim.wire import send_message

@@ -10,17 +10,12 @@ from collections.abc import Callable, Iterator
 
 from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.sim.cudaerrors import NUMBERS
-from mpsd.sim.mps.control3 import CONTEXT_SHARE, DEFAULT, MEMACCT, Action3, Control3, Server3
-from mpsd.sim.mps.daemon import (
-    RESTART_PAUSE_S,
-    Daemon,
-    Options,
-    Peer,
-    StartError,
-    Target,
-    Waiting,
-)
+from mpsd.sim.mps.control3 import CONTEXT_SHARE, MEMACCT, Action3, Control3
+from mpsd.sim.mps.daemon import RESTART_PAUSE_S, Daemon
 from mpsd.sim.mps.grammar3 import QUIT, name_of
+from mpsd.sim.mps.options import Options, StartError
+from mpsd.sim.mps.peers import Peer, Target, Waiting
+from mpsd.sim.mps.state3 import DEFAULT, Server3
 from mpsd.sim.mps.views import INITIALIZING, Refused, ServerView
 from mpsd.sim.switches import major
 from mpsd.sim.wire import WORD_END, LineReader, send_line, send_message
@@ -151,7 +146,7 @@ class Daemon3(Daemon):
             self._make_directory(server, text)
         elif verb == "remove namespace":
             directory = self._control.directory(server, text)
-            self._remove_files(directory)
+            self._loop.remove_below(directory)
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
         elif verb == "evict" and server.process is not None:
@@ -174,7 +169,7 @@ class Daemon3(Daemon):
         self._failed_starts.pop(server, None)
         if server.process is not None:
             self._end_server(server.process, "exit")
-        self._remove_files(self._control.directory(server))
+        self._loop.remove_below(self._control.directory(server))
         self._remove_directories(server)
 
     def _terminated(self, peer: Peer, code: str) -> None:
@@ -252,7 +247,7 @@ class Daemon3(Daemon):
         number = self._number()
         client = self._registered[number] = Registered(waiting.connection, waiting.pid)
         self._unqueue(waiting)
-        self._watch(client.connection.fileno(), lambda: self._on_registered(number))
+        self._loop.watch(client.connection.fileno(), lambda: self._on_registered(number))
         send_line(client.connection, "registered")
         self._log.write(f"[memacct] registered client pid {waiting.pid}")
 
@@ -272,7 +267,7 @@ class Daemon3(Daemon):
 
     def _unregister(self, number: int) -> None:
         connection = self._registered.pop(number).connection
-        self._forget(connection.fileno())
+        self._loop.forget(connection.fileno())
         connection.close()
 
     def _on_evict(self, server: ServerView, number: int, uuid: str) -> None:

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable
 
 from mpsd.sim.mps.console import say
-from mpsd.sim.mps.daemon import Daemon, Options, StartError
+from mpsd.sim.mps.daemon import Daemon
+from mpsd.sim.mps.options import Options, StartError
 
 
 def run(make: Callable[[Options], Daemon], options: Options) -> int:

@@ -61,9 +61,9 @@ def without_daemon(simulation: str, arguments: list[str]) -> int:
     if "-v" in arguments:
         print_version(simulation)
         return 0
-    from mpsd.sim.mps.daemon import Options
     from mpsd.sim.mps.daemon2 import Daemon2
     from mpsd.sim.mps.daemonize import run
+    from mpsd.sim.mps.options import Options
 
     multiuser = any(flag in arguments for flag in _MULTIUSER)
     options = Options(simulation, 2, foreground="-f" in arguments, multiuser=multiuser)

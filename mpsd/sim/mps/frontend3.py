@@ -83,9 +83,9 @@ def without_daemon(simulation: str, arguments: list[str]) -> int:
     if "-v" in flags:
         print_version(simulation)
         return 0
-    from mpsd.sim.mps.daemon import Options
     from mpsd.sim.mps.daemon3 import Daemon3
     from mpsd.sim.mps.daemonize import run
+    from mpsd.sim.mps.options import Options
 
     options = Options(simulation, 3, foreground="-f" in flags, multiuser="-m" in flags, config_path=config_path)
     return run(Daemon3, options)

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsd.sim.mps.config3 import Config, ConfigError, parse_config
-from mpsd.sim.mps.control3 import Control3, Server3
+from mpsd.sim.mps.control3 import Control3
 from mpsd.sim.mps.grammar3 import MODULES, help_for, name_of, parse
+from mpsd.sim.mps.state3 import Server3
 from mpsd.sim.mps.table3 import CLIENTS, render
 from mpsd.sim.mps.views import ACTIVE, ClientView, DeviceView, Limit, Refused, ServerView, Settings
 from mpsd.sim.switches import SWITCHES
