@@ -9,7 +9,6 @@ from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.grants.clients import claims, pids_text
 from deviceplugin.grants.holders.model import Holder, Shares
-from deviceplugin.grants.inspection import Inspection
 from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.enforcement import mps_level, not_hard
