@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import msgspec
+
 from mpsd.common.pacing import pause_s
 from mpsd.config.model import WedgePolicy
 from mpsd.localapi.snapshot import DaemonState as State
@@ -61,107 +63,89 @@ class Effect(Enum):
     KILL = "kill"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """Base of everything that can happen to a daemon."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted(Event):
+class Wanted(Event, frozen=True):
     """Its GPU is to be shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unwanted(Event):
+class Unwanted(Event, frozen=True):
     """It is to end. `busy`: not before its clients and allocations are gone."""
 
     busy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Respecified(Event):
+class Respecified(Event, frozen=True):
     """What it should be configured with changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned(Event):
+class Spawned(Event, frozen=True):
     """It runs, not yet configured."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnFailed(Event):
+class SpawnFailed(Event, frozen=True):
     """It could not be started. `permanent`: trying again soon can't help."""
 
     reason: str
     permanent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted(Event):
+class Adopted(Event, frozen=True):
     """A daemon of ours was found running."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exited(Event):
+class Exited(Event, frozen=True):
     """The daemon process is gone; its servers may not be."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Configured(Event):
+class Configured(Event, frozen=True):
     """Every limit was read back. `note` says what is still short of perfect, empty when nothing."""
 
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFailed(Event):
+class ConfigFailed(Event, frozen=True):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeOk(Event):
+class ProbeOk(Event, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeFailed(Event):
+class ProbeFailed(Event, frozen=True):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Drained(Event):
+class Drained(Event, frozen=True):
     """No client is left on its GPUs, and no allocation either where it must not come back as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Troubled(Event):
+class Troubled(Event, frozen=True):
     """It said itself that a server of it is lost to its clients."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Replace(Event):
+class Replace(Event, frozen=True):
     """Another is to take its place: when it is drained, or `now`, whoever uses it. No reason: it may stay after all."""
 
     reason: str
     now: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Gone(Event):
+class Gone(Event, frozen=True):
     """Nothing of the daemon lives any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class KillFailed(Event):
+class KillFailed(Event, frozen=True):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed(Event):
+class DeadlinePassed(Event, frozen=True):
     """The state's deadline is over."""
 
 

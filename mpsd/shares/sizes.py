@@ -6,6 +6,7 @@ sizes are whole MiB: limits and fractions are rounded down.
 
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import lru_cache
 
 import msgspec
 
@@ -143,6 +144,7 @@ def floor_mib(size_bytes: int) -> int:
     return size_bytes // MIB * MIB
 
 
+@lru_cache(maxsize=1024)  # a node has a few, and each look at it asks for them all
 def fraction_of(size_bytes: int, fraction: float) -> int:
     """That fraction of the bytes, rounded down to whole MiB, by exact arithmetic.
 

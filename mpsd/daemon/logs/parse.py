@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 NO_DEVICE = "no CUDA-capable device is detected"
 
 
@@ -21,8 +23,7 @@ class Severity(Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(msgspec.Struct, frozen=True):
     """`[time component pid] message`. A line without that head is all message: `component` empty, `pid` 0."""
 
     component: str
@@ -30,37 +31,31 @@ class LogLine:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class LogEvent:
+class LogEvent(msgspec.Struct, frozen=True):
     """Base of what a log tells."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerStarted(LogEvent):
+class ServerStarted(LogEvent, frozen=True):
     pid: int
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerReady(LogEvent):
+class ServerReady(LogEvent, frozen=True):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerExited(LogEvent):
+class ServerExited(LogEvent, frozen=True):
     pid: int
     status: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFatal(LogEvent):
+class ServerFatal(LogEvent, frozen=True):
     """A server gave up; its exit follows. `writer` is the PID in the line's head: the daemon's or the server's."""
 
     writer: int
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailed(LogEvent):
+class StartFailed(LogEvent, frozen=True):
     """A server could not start. `generic`: the line says no more than that."""
 
     text: str
@@ -72,8 +67,7 @@ class StartFailed(LogEvent):
         return NO_DEVICE in self.text
 
 
-@dataclass(frozen=True, slots=True)
-class ClientConnected(LogEvent):
+class ClientConnected(LogEvent, frozen=True):
     """A client came; told by control.log (with its user) and again by server.log (`uid` None).
 
     PID 0: the daemon runs outside the host's PID namespace and can name no client.
@@ -83,20 +77,17 @@ class ClientConnected(LogEvent):
     uid: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLimit(LogEvent):
+class ClientLimit(LogEvent, frozen=True):
     """A client was refused because there are too many."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientUnaccounted(LogEvent):
+class ClientUnaccounted(LogEvent, frozen=True):
     """memacct could not register a client: no memory limit holds for it. PID 0 as in `ClientConnected`."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Evictions(LogEvent):
+class Evictions(LogEvent, frozen=True):
     """How many clients memacct has evicted on a device so far, for others within their guaranteed memory. `device` is
     empty where the line names none by its UUID."""
 
@@ -104,15 +95,13 @@ class Evictions(LogEvent):
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class FaultBegun(LogEvent):
+class FaultBegun(LogEvent, frozen=True):
     """A fatal GPU error: the server takes no new clients until all affected ones have left."""
 
     server: int
 
 
-@dataclass(frozen=True, slots=True)
-class FaultClients(LogEvent):
+class FaultClients(LogEvent, frozen=True):
     """The clients that must leave. May come again with more of them; each one is the whole list so far."""
 
     server: int
@@ -121,22 +110,19 @@ class FaultClients(LogEvent):
     """Ordinals as the daemon sees them."""
 
 
-@dataclass(frozen=True, slots=True)
-class FaultEnded(LogEvent):
+class FaultEnded(LogEvent, frozen=True):
     """The server made its contexts anew, or another server did."""
 
     server: int
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped(LogEvent):
+class Skipped(LogEvent, frozen=True):
     """More was written at once than is read: what these bytes said is not known."""
 
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble(LogEvent):
+class Trouble(LogEvent, frozen=True):
     """An unknown line that sounds like trouble."""
 
     text: str
