@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from cdi.registry import BrokenFile, SpecFile, read_spec, spec_paths
+from cdi.registry import BrokenFile, SpecFile
+from cdi.scan import read_spec, spec_paths
 
 
 class Definition(msgspec.Struct, frozen=True):

@@ -1,20 +1,17 @@
-"""All CDI devices of a node, as a container runtime's library finds them in its directories.
+"""All CDI devices of a node, as a container runtime's library finds them in its directories (pure; `scan` reads them).
 
-`scan` reads the files; `build` and everything on `Registry` are pure. Rules as in the CDI library 1.1.0, verified with
+Rules as in the CDI library 1.1.0, verified with
 it or with podman 4.3.1: only `*.json` and `*.yaml` directly in a directory, dot-files included; a broken file hurts
 only itself; a later directory overrides an earlier one for the same device; a device that two files of one directory
 define is unusable whatever another directory says, while other devices of these files stay.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from cdi import names
-from cdi.atomic import read_regular
-from cdi.decode import decode_json, decode_yaml
-from cdi.errors import InvalidNameError, MalformedSpecError
+from cdi.errors import InvalidNameError
 from cdi.model import Device, Spec
 
 DEFAULT_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
@@ -115,16 +112,8 @@ class GpuKind(msgspec.Struct, frozen=True):
         return f"{self.kind}={uuid}"
 
 
-def scan(directories: Sequence[str] = DEFAULT_DIRECTORIES) -> Registry:
-    """Reads the spec files of a node, lowest priority first. Never raises: what can't be read is in `broken`."""
-    found: list[SpecFile | BrokenFile] = []
-    for priority, directory in enumerate(directories):
-        found += _scan_directory(os.path.normpath(directory), priority)
-    return build(found, directories)
-
-
 def build(files: Iterable[SpecFile | BrokenFile], directories: Sequence[str] = DEFAULT_DIRECTORIES) -> Registry:
-    """The registry of files that were read, in any order (pure)."""
+    """The registry of files that were read, in any order."""
     entries = list(files)
     good = sorted((f for f in entries if isinstance(f, SpecFile)), key=lambda f: (f.priority, f.path))
     devices: dict[str, Found] = {}
@@ -156,7 +145,7 @@ def sets_limits(found: Found) -> bool:
 def find_gpu_kind(
     registry: Registry, uuids: Iterable[str], kinds: Sequence[str] = GPU_KINDS, *, prefer_hooked: bool = False
 ) -> GpuKind:
-    """The first of `kinds` with a device named after each GPU's UUID (pure).
+    """The first of `kinds` with a device named after each GPU's UUID.
 
     Devices of an index are not taken: an index is not stable, and the files may be older than the order of GPUs now.
 
@@ -201,47 +190,6 @@ def _why_no_gpu(registry: Registry, kind: str, uuid: str) -> str:
 
 def _conflicting(registry: Registry, kind: str) -> bool:
     return any(name.startswith(f"{kind}=") for name in registry.conflicts)
-
-
-def spec_paths(directory: str) -> list[str] | BrokenFile:
-    """The files of a directory that runtimes read, sorted; none where it is not there."""
-    if os.path.islink(directory):
-        # The library does not follow the starting point of its walk (verified with podman 4.3.1).
-        return BrokenFile(directory, ("is a symbolic link: runtimes do not look into it; use the real path",))
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(
-                entry.path
-                for entry in entries
-                if entry.name.endswith((".json", ".yaml")) and not entry.is_dir(follow_symlinks=False)
-            )
-    except FileNotFoundError:
-        return []
-    except OSError as exc:
-        return BrokenFile(directory, (f"cannot list it: {exc.strerror}",))
-
-
-def _scan_directory(directory: str, priority: int) -> list[SpecFile | BrokenFile]:
-    paths = spec_paths(directory)
-    if isinstance(paths, BrokenFile):
-        return [paths]
-    return [file for path in paths if (file := read_spec(path, priority)) is not None]
-
-
-def read_spec(path: str, priority: int) -> SpecFile | BrokenFile | None:
-    """One file as runtimes take it; None where it is gone by now."""
-    try:
-        data, _ = read_regular(path)
-        version, spec = (decode_json if path.endswith(".json") else decode_yaml)(data)
-    except FileNotFoundError:
-        if os.path.islink(path):
-            return BrokenFile(path, ("a link to nothing",))
-        return None  # withdrawn between listing and reading
-    except OSError as exc:
-        return BrokenFile(path, (f"cannot read it: {exc.strerror}",))
-    except MalformedSpecError as exc:
-        return BrokenFile(path, exc.faults)
-    return SpecFile(path, priority, version, spec)
 
 
 def _others(path: str, paths: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from cdi.atomic import make_directory
 from cdi.errors import CdiError
-from cdi.registry import scan
+from cdi.scan import scan
 from deviceplugin.grants import lastknown
 from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.grants.drains import Drains

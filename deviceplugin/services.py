@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -36,6 +36,7 @@ from deviceplugin.status.metricsserver import MetricsServer
 from deviceplugin.status.nodeevents import WedgeNews
 from deviceplugin.status.podevents import PodNews
 from deviceplugin.status.status import PluginStatus, allocation_statuses, plugin_status
+from mpsd import simulated
 from mpsd.common import threads
 from mpsd.common.errors import GpufracError, ProtocolError
 from mpsd.common.log import get_logger
@@ -106,7 +107,7 @@ class Services:
             places=places,
             kubelet_socket=self._kubelet_socket,
             pod_processes=partial(processes_of_pods, simulated=config.backend == "simulated"),
-            marked_cgroups=partial(marked_cgroups, simulated=_simulated_cgroups(config)),
+            marked_cgroups=partial(marked_cgroups, simulated=simulated.cgroups_of(config)),
             blind="" if config.backend == "simulated" else needs.sees_no_containers(),
             housekeeping=self._housekeeping,
         )
@@ -394,14 +395,6 @@ def _unguarded(config: NodeConfig) -> "Callable[[Runtime], str]":
 
     simulated = config.backend == "simulated"
     return lambda runtime: "" if simulated else unguarded(runtime, config.nri.name, runtime_configs(runtime))
-
-
-def _simulated_cgroups(config: NodeConfig) -> Callable[[Iterable[int]], Mapping[int, str]] | None:
-    if config.backend != "simulated":
-        return None
-    from mpsd.sim.cgroups import CgroupTree
-
-    return CgroupTree(config.simulation_directory).cgroups_of
 
 
 class _Gpu(msgspec.Struct, forbid_unknown_fields=True):

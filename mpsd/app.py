@@ -3,11 +3,10 @@
 import os
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Literal
-
-import msgspec
+from typing import Literal, Protocol
 
 from cdi.atomic import make_directory
+from mpsd import simulated
 from mpsd.common import processes, threads
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.log import complain, configure, get_logger
@@ -17,7 +16,7 @@ from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.config.watch import ConfigWatcher
 from mpsd.daemon import process
-from mpsd.daemon.host import LocalHost
+from mpsd.daemon.host import LocalHost, Place
 from mpsd.daemon.logs.parse import Severity
 from mpsd.daemon.logs.tail import LogTails
 from mpsd.daemon.state import StateFile
@@ -33,9 +32,6 @@ from mpsd.supervision.methods import methods
 from mpsd.supervision.supervisor import Supervisor
 from mpsd.supervision.terminate import Terminator
 
-if TYPE_CHECKING:
-    from mpsd.sim.place import SimulatedPlace
-
 log = get_logger("mpsd")
 _SAY = {Severity.INFO: log.info, Severity.WARNING: log.warning, Severity.ERROR: log.error}
 
@@ -43,6 +39,12 @@ LOCK_WAIT_S = 10.0
 """For an instance that is on its way out, as in a rolling upgrade."""
 PROBE_S, PROBE_BYTES = 10.0, 4096
 CLEANUP_S = MAX_BLOCK_S - 2.0
+
+
+class _Place(Place, Protocol):
+    def clear(self) -> tuple[str, ...]:
+        """Leaves the host as found; what of it is left."""
+        ...
 
 
 def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> int:
@@ -114,7 +116,7 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     server = LocalServer(config.mpsd_socket, served)
     watcher = ConfigWatcher(
         config_path,
-        lambda new: supervisor.config_changed(_with_emulator(new)),
+        lambda new: supervisor.config_changed(simulated.with_emulator(new)),
         supervisor.config_refused,
         current=config,
     )
@@ -131,13 +133,11 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     parts.callback(watcher.close)
 
 
-def _place(config: NodeConfig) -> tuple["HostPlace | SimulatedPlace", tuple[str, ...]]:
+def _place(config: NodeConfig) -> tuple[_Place, tuple[str, ...]]:
     """Where daemons are started, and what of this host falls short of what they need. A simulated node asks nothing of
     its host."""
     if config.backend == "simulated":
-        from mpsd.sim.place import SimulatedPlace
-
-        return SimulatedPlace(shared_memory=config.mps.shared_memory), ()
+        return simulated.place(config), ()
     found = survival.probe(
         lambda arguments: process.run(arguments, {}, b"", PROBE_S, PROBE_BYTES),
         (config.mps.run_root, config.mps.log_root),
@@ -168,29 +168,13 @@ def _begin_anew_if_due(error: GpufracError) -> None:
 def _backend(config: NodeConfig) -> tuple[NodeConfig, GpuBackend]:
     """The door to the GPUs, and the config with the control binary that goes with it."""
     if config.backend == "simulated":
-        from mpsd.sim.driver import SimulatedDriver
-        from mpsd.sim.gpus import SimulatedBackend
-        from mpsd.sim.mps.install import install_emulator
-
-        directory = config.simulation_directory
-        SimulatedDriver.create(directory, config.simulated)
-        if not config.mps.binary.startswith("/"):
-            install_emulator(os.path.join(directory, "bin"), directory)
-        return _with_emulator(config), SimulatedBackend(directory)
+        return simulated.with_emulator(config), simulated.backend(config)
     from mpsd.gpu.nvml import NvmlBackend
 
     return config, NvmlBackend()
 
 
-def _with_emulator(config: NodeConfig) -> NodeConfig:
-    """On a simulated node the control binary is the emulator, unless the config names one by its path."""
-    if config.backend != "simulated" or config.mps.binary.startswith("/"):
-        return config
-    binary = os.path.join(config.simulation_directory, "bin", "nvidia-cuda-mps-control")
-    return msgspec.structs.replace(config, mps=msgspec.structs.replace(config.mps, binary=binary, driver_root="/"))
-
-
-def _clean_up(supervisor: Supervisor, place: "HostPlace | SimulatedPlace", config: NodeConfig) -> CleanedUp:
+def _clean_up(supervisor: Supervisor, place: _Place, config: NodeConfig) -> CleanedUp:
     """Ends every daemon, then removes what they needed of the host."""
     left = supervisor.cleanup(CLEANUP_S)
     still = place.clear()

@@ -17,6 +17,7 @@ from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import Failure, failures, print_json, print_table, say
 from deviceplugin.cli.signals import ignore_signals, interrupt, on_signals
 from deviceplugin.selftest import plan, record, run
+from mpsd import simulated
 from mpsd.common.lockfile import open_lock, try_lock
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import Mode
@@ -58,8 +59,8 @@ def selftest(
     if not claimed:
         raise Failure("cannot prove anything: no resource that is offered promises a limit: see `gpufrac resources`")
     simulation = os.path.dirname(snapshot.cgroup_root) if snapshot.backend == "simulated" else ""
-    cgroup: run.Cgroup = run.SimulatedCgroup(simulation) if simulation else run.RealCgroup(snapshot.cgroup_root)
-    client = run.Client.simulated(simulation) if simulation else _real_client(cuda_client)
+    cgroup: run.Cgroup = simulated.cgroup(simulation, run.NAME) if simulation else run.RealCgroup(snapshot.cgroup_root)
+    client = run.Client(simulated.cuda_command(simulation), {}) if simulation else _real_client(cuda_client)
     known = names_of_mpsd(snapshot)
     chosen = [gpu.uuid for gpu in (choose(gpus, known) if gpus else sorted(known))]
     with _alone(root), on_signals(interrupt):

@@ -17,7 +17,6 @@ from mpsd.common.quantity import parse_bytes
 from mpsd.daemon.namespaces import SERVER
 from mpsd.gpu.model import MIB
 from mpsd.localapi.snapshot import DaemonState, GpuStatus, LimitReading
-from mpsd.sim.cuda.program import cuda_command
 
 NAME = "gpufrac-selftest"
 ANSWER_S = 20.0
@@ -67,35 +66,12 @@ class RealCgroup:
             os.rmdir(self.directory)
 
 
-class SimulatedCgroup:
-    """The same on a simulated node."""
-
-    def __init__(self, simulation: str) -> None:
-        from mpsd.sim.driver import SimulatedDriver
-
-        self._driver = SimulatedDriver(simulation)
-        self.directory = f"{self._driver.cgroups.root}/{NAME}"
-
-    def make(self) -> None:
-        self._driver.make_cgroup(NAME)
-
-    def add(self, pid: int) -> None:
-        self._driver.cgroups.add(self.directory, pid)
-
-    def remove(self) -> None:
-        self._driver.cgroups.remove(self.directory)
-
-
 class Client:
-    """A CUDA program that takes the arguments of `mpsd.sim.cuda`: --allocate BYTES, --hold; it prints the bytes granted
-    or the name of the CUDA error."""
+    """A CUDA program that is run as `PROGRAM --allocate BYTES --hold`: it prints the bytes granted, or the name of the
+    CUDA error."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command, self._environment = tuple(command), dict(environment)
-
-    @staticmethod
-    def simulated(simulation: str) -> "Client":
-        return Client((*cuda_command(), "--simulation", simulation), {})
 
     @contextlib.contextmanager
     def holding(self, size_bytes: int, environment: Mapping[str, str], cgroup: Cgroup | None) -> Iterator[str]:

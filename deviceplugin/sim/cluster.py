@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from deviceplugin.sim import placement
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
+from deviceplugin.sim.objects.pods import PodSpec
 from deviceplugin.sim.placement import Lack, Offer
-from deviceplugin.sim.pods import PodSpec
 from deviceplugin.sim.runtime import Container
 from mpsd.config.model import Resource
 

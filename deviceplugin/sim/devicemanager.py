@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-from deviceplugin.sim.pods import ContainerSpec, Role
+from deviceplugin.sim.objects.pods import ContainerSpec, Role
 from mpsd.common.errors import GpufracError
 
 HEALTHY = "Healthy"

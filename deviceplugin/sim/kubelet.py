@@ -36,9 +36,9 @@ from deviceplugin.sim.devicemanager import (
     ShortError,
     Slot,
 )
+from deviceplugin.sim.objects.pods import PodSpec, Role
 from deviceplugin.sim.placement import Lack
 from deviceplugin.sim.plugins import PodResources, Registry
-from deviceplugin.sim.pods import PodSpec, Role
 from deviceplugin.sim.runtime import Container, CreateContainerError, Runtime, StartContainerError, State
 from deviceplugin.sim.sandboxes import Nri, NriFactory
 from mpsd.common.errors import GpufracError

@@ -25,13 +25,14 @@ from cdi.atomic import read_regular
 from deviceplugin.kubelet.cri import SIMULATED_SOCKET
 from deviceplugin.nri import runtimes
 from deviceplugin.nri.model import Runtime
-from deviceplugin.sim import annotations, placement, report, scheduler
+from deviceplugin.sim import placement, report, scheduler
 from deviceplugin.sim.cluster import ClusterScheduler, waiting
 from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
 from deviceplugin.sim.nri import NriRuntime
+from deviceplugin.sim.objects import annotations
+from deviceplugin.sim.objects.pods import NODE_NAME, PodSpec
 from deviceplugin.sim.placement import WHOLE_GPU
-from deviceplugin.sim.pods import NODE_NAME, PodSpec
 from deviceplugin.sim.processes import processes_where
 from deviceplugin.sim.runtime import DEVICE_PLUGIN_KIND, NVIDIA_KIND, write_nvidia_spec
 from deviceplugin.sim.sandboxes import Inventory, Nri

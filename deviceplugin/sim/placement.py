@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from deviceplugin.sim.pods import PodSpec, Role
+from deviceplugin.sim.objects.pods import PodSpec, Role
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import FixedMemory, FractionMemory, Resource, UnitMemory
 from mpsd.gpu.model import MIB

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deviceplugin.annotated.contract import ask_of
-from deviceplugin.sim.annotations import PREFIX, Asked, asked_of, wanting
 from deviceplugin.sim.kubelet import START_ERROR, AdmittedPod, Phase
+from deviceplugin.sim.objects.annotations import PREFIX, Asked, asked_of, wanting
+from deviceplugin.sim.objects.pods import environment
 from deviceplugin.sim.placement import Lack
-from deviceplugin.sim.pods import environment
 from deviceplugin.sim.runtime import Container, Edits, State
 from mpsd.common.marker import MARKER
 from mpsd.common.quantity import format_bytes

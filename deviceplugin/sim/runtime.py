@@ -29,12 +29,13 @@ from cdi.encode import encode_spec
 from cdi.errors import CdiError
 from cdi.inject import OciSpec, apply, effective_env
 from cdi.model import ContainerEdits, Device, DeviceNode, Hook, Spec
-from cdi.registry import MEMORY_HOOK, Registry, scan
+from cdi.registry import MEMORY_HOOK, Registry
+from cdi.scan import scan
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.nri import model as nri
 from deviceplugin.sim.adjust import ConflictError, adjusted
 from deviceplugin.sim.nri import NriError
-from deviceplugin.sim.pods import ContainerSpec, PodSpec, environment
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, environment
 from deviceplugin.sim.processes import processes_where
 from deviceplugin.sim.sandboxes import NriFactory, Sandboxes, container_keys
 from mpsd.common.errors import TransientError

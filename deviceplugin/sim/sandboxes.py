@@ -19,7 +19,7 @@ import msgspec
 
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Pod
 from deviceplugin.sim.nri import NriError
-from deviceplugin.sim.pods import PodSpec
+from deviceplugin.sim.objects.pods import PodSpec
 
 Inventory = tuple[Sequence[Pod], Sequence[Container]]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, REQUEST
-from deviceplugin.sim.annotations import (
+from deviceplugin.sim.objects.annotations import (
     CONTAINER,
     COUNT,
     FRACTION,
@@ -29,8 +29,8 @@ from deviceplugin.sim.annotations import (
     split_key,
     target,
 )
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.placement import WHOLE_GPU
-from deviceplugin.sim.pods import ContainerSpec, PodSpec
 from mpsd.common.errors import ConfigError
 from mpsd.common.quantity import QuantityError, parse_quantity
 from mpsd.gpu.model import MIB

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from deviceplugin.annotated.contract import DEVICES
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim import schedule
-from deviceplugin.sim.annotations import INPUTS, SCHEDULER, is_fractional
 from deviceplugin.sim.devicemanager import Held
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
+from deviceplugin.sim.objects.annotations import INPUTS, SCHEDULER, is_fractional
+from deviceplugin.sim.objects.pods import NODE_NAME, PodSpec
 from deviceplugin.sim.placement import Offer, dealt, requests
-from deviceplugin.sim.pods import NODE_NAME, PodSpec
 from deviceplugin.sim.runtime import Container, State
 from deviceplugin.sim.schedule import DeniedError, Group, Unschedulable
 from mpsd.common.errors import ConfigError

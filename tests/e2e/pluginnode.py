@@ -17,7 +17,7 @@ import msgspec
 from deviceplugin.plan.model import Allocation
 from deviceplugin.sim.kubelet import AdmittedPod, StubKubelet
 from deviceplugin.sim.nri import NriRuntime
-from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.status.status import PluginStatus
 from mpsd.common.errors import GpufracError
 from mpsd.localapi.client import call

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.annotated.absence import STARTED_ALONE
-from deviceplugin.sim.apiserver import StubApiServer
 from deviceplugin.sim.kubelet import AdmittedPod
-from deviceplugin.sim.pods import ContainerSpec, PodSpec
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import State, write_nvidia_spec
 from deviceplugin.status.status import PluginStatus
 from mpsd.sim.model import gpu_uuid
+from tests.apiserver import StubApiServer
 from tests.e2e.pluginnode import PluginNode, kill
 from tests.waiting import WAIT_S
 

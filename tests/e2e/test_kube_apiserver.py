@@ -29,8 +29,8 @@ from deviceplugin.kubernetes.frontend import KubernetesApi
 from deviceplugin.kubernetes.model import NodeReadiness, PodRef
 from deviceplugin.kubernetes.node import CONDITION, DRIVER_LABEL
 from deviceplugin.kubernetes.pods import ApiPod
-from deviceplugin.sim.apiserver import StubApiServer
 from mpsd.config.model import KubernetesConfig
+from tests.apiserver import StubApiServer
 from tests.e2e.kubeapiserver import KubeApiserver, wait, why_not
 from tests.unit.deviceplugin.kubernetes.certificates import certificate
 from tests.waiting import WAIT_S

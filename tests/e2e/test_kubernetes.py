@@ -25,8 +25,8 @@ from deviceplugin.kubernetes.access import Access
 from deviceplugin.kubernetes.frontend import KubernetesApi
 from deviceplugin.kubernetes.model import KubernetesState, NodeReadiness, PodRef
 from deviceplugin.kubernetes.node import CONDITION, DRIVER_LABEL
-from deviceplugin.sim.apiserver import Fault, StubApiServer
 from mpsd.config.model import KubernetesConfig
+from tests.apiserver import Fault, StubApiServer
 from tests.unit.deviceplugin.kubernetes.certificates import Certificate, certificate
 from tests.waiting import WAIT_S, soon
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from deviceplugin.sim.apiserver import StubApiServer
 from deviceplugin.status.podevents import WAITING
+from tests.apiserver import StubApiServer
 from tests.e2e.mpsdnode import end
 from tests.e2e.pluginnode import SMALL, plugin_node
 from tests.waiting import WAIT_S

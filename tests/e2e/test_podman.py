@@ -16,7 +16,8 @@ import pytest
 from cdi.encode import encode_spec
 from cdi.inject import apply, effective_env
 from cdi.model import ContainerEdits, Device, Mount, Spec
-from cdi.registry import NotFound, scan
+from cdi.registry import NotFound
+from cdi.scan import scan
 from cdi.writer import SpecDirectory
 from tests.waiting import WAIT_S
 

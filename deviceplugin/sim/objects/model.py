@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deviceplugin.sim.pods import PodSpec
+from deviceplugin.sim.objects.pods import PodSpec
 from mpsd.common.errors import ConfigError
 
 MAX_PODS = 1000

@@ -7,13 +7,13 @@ be misled.
 from collections.abc import Sequence
 
 from deviceplugin.plan import isolation
-from deviceplugin.sim.annotations import SCHEDULER
 from deviceplugin.sim.objects import strict
+from deviceplugin.sim.objects.annotations import SCHEDULER
 from deviceplugin.sim.objects.fields import Field, kind_of
 from deviceplugin.sim.objects.model import LoadedPod, RefusedError
 from deviceplugin.sim.objects.names import LABEL, LABEL_RULE, annotation_problems
 from deviceplugin.sim.objects.owner import Owner
-from deviceplugin.sim.pods import (
+from deviceplugin.sim.objects.pods import (
     NODE_LABELS,
     NODE_NAME,
     ContainerSpec,

@@ -4,14 +4,14 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from deviceplugin.sim.annotations import INPUTS, PREFIX
 from deviceplugin.sim.objects import mistaken, selectors, strict
+from deviceplugin.sim.objects.annotations import INPUTS, PREFIX
 from deviceplugin.sim.objects.documents import Document
 from deviceplugin.sim.objects.fields import Field, kind_of
 from deviceplugin.sim.objects.model import MAX_PODS, LoadedPod, Note, RefusedError
 from deviceplugin.sim.objects.owner import Owner, suffix
+from deviceplugin.sim.objects.pods import is_extended_resource
 from deviceplugin.sim.objects.podspec import loaded_pod
-from deviceplugin.sim.pods import is_extended_resource
 
 _MAX_LISTS, _MAX_DEPTH = 4, 12
 

@@ -8,7 +8,8 @@ from msgspec import structs
 
 from cdi.encode import encode_spec
 from cdi.model import ContainerEdits, Hook, Spec
-from cdi.registry import BrokenFile, Found, NotFound, Registry, build, find_gpu_kind, scan
+from cdi.registry import BrokenFile, Found, NotFound, Registry, build, find_gpu_kind
+from cdi.scan import scan
 from tests.unit.cdi.support import UUIDS, env_spec, registry_of, spec_file
 
 GPU = "nvidia.com/gpu"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deviceplugin.kubernetes.access import Access, node_name
 from deviceplugin.kubernetes.client import ApiClient
-from deviceplugin.sim.apiserver import StubApiServer
+from tests.apiserver import StubApiServer
 from tests.waiting import NEVER_S
 
 our_node = partial(node_name, "n1")

@@ -31,7 +31,7 @@ from deviceplugin.kubernetes.errors import (
     UnreachableError,
     error_of,
 )
-from deviceplugin.sim.apiserver import Fault, StubApiServer
+from tests.apiserver import Fault, StubApiServer
 from tests.unit.deviceplugin.kubernetes.certificates import Certificate, certificate
 from tests.unit.deviceplugin.kubernetes.clients import client_of
 from tests.waiting import NEVER_S, WAIT_S, soon

@@ -24,8 +24,8 @@ from deviceplugin.kubernetes.events import (
     cleaned,
     event_body,
 )
-from deviceplugin.sim.apiserver import Fault, StubApiServer
 from mpsd.common.pacing import Bucket
+from tests.apiserver import Fault, StubApiServer
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
 from tests.waiting import WAIT_S, soon
 

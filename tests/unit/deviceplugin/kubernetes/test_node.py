@@ -25,9 +25,9 @@ from deviceplugin.kubernetes.node import (
     condition_patch,
     timestamp,
 )
-from deviceplugin.sim.apiserver import Fault, Request, StubApiServer
 from mpsd.common import pacing as pacing_module
 from mpsd.common.pacing import QUICK_REFUSALS
+from tests.apiserver import Fault, Request, StubApiServer
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
 from tests.waiting import NEVER_S, WAIT_S, soon
 

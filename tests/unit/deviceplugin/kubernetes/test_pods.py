@@ -12,9 +12,9 @@ from deviceplugin.kubernetes import errors as errors_module
 from deviceplugin.kubernetes import pods as pods_module
 from deviceplugin.kubernetes.model import PodRef
 from deviceplugin.kubernetes.pods import ApiPod, Deleting, PodTable, PodWatch, _Metadata, _Spec
-from deviceplugin.sim.apiserver import Fault, Request, StubApiServer
 from mpsd.common import pacing as pacing_module
 from mpsd.common.pacing import QUICK_REFUSALS, Backoff, Failure
+from tests.apiserver import Fault, Request, StubApiServer
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
 from tests.waiting import WAIT_S
 

@@ -12,7 +12,8 @@ import pytest
 from cdi.encode import encode_spec
 from cdi.errors import ForeignFileError
 from cdi.model import Spec
-from cdi.registry import Found, NotFound, scan
+from cdi.registry import Found, NotFound
+from cdi.scan import scan
 from cdi.writer import SpecDirectory
 from deviceplugin.plan.render import device_name
 from deviceplugin.reconcile import specguard

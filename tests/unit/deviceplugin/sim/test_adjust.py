@@ -11,7 +11,8 @@ from cdi.errors import CdiError
 from cdi.inject import OciSpec, effective_env
 from cdi.model import ContainerEdits, Device, Spec
 from cdi.model import Mount as CdiMount
-from cdi.registry import Registry, scan
+from cdi.registry import Registry
+from cdi.scan import scan
 from deviceplugin.nri.model import Adjustment, Mount
 from deviceplugin.sim.adjust import ConflictError, adjusted, adjusted_env
 

@@ -5,8 +5,17 @@ from collections.abc import Mapping
 import pytest
 
 from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, REQUEST
-from deviceplugin.sim.annotations import Asked, asked_of, is_fractional, is_placed, notes, split_key, target, wanting
-from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
+from deviceplugin.sim.objects.annotations import (
+    Asked,
+    asked_of,
+    is_fractional,
+    is_placed,
+    notes,
+    split_key,
+    target,
+    wanting,
+)
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 
 P = "nvidia.com/container."
 

@@ -16,7 +16,7 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.kubelet import checkpoint as plugin_checkpoint
 from deviceplugin.kubelet.podresources import PodResourcesClient, PodResourcesError
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, PodError, StubKubelet
-from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime import State
 from mpsd.common.errors import GpufracError
 from tests.unit.deviceplugin.sim.tinyplugin import RESOURCE, TinyPlugin, socket_inode

@@ -15,7 +15,7 @@ from deviceplugin.nri.model import Adjustment, ContainerState
 from deviceplugin.sim.devicemanager import Held
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.nri import NriRuntime
-from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime import State
 from tests.unit.deviceplugin.sim.scriptednri import ScriptedNri
 from tests.unit.deviceplugin.sim.tinyplugin import RESOURCE, TinyPlugin

@@ -21,7 +21,7 @@ from deviceplugin.sim.manifests import (
     parse_all,
     parse_manifests,
 )
-from deviceplugin.sim.pods import FieldRef, PodSpec, Role
+from deviceplugin.sim.objects.pods import FieldRef, PodSpec, Role
 from mpsd.common.quantity import quoted
 
 RESOURCE = "gpufrac.dev/gpu-8gi"

@@ -10,7 +10,7 @@ import pytest
 from deviceplugin.sim import report
 from deviceplugin.sim.kubelet import AdmittedPod, Phase
 from deviceplugin.sim.node import NodeError, SimulatedNode, default_config, node_config, takes_cdi
-from deviceplugin.sim.pods import ContainerSpec, PodSpec
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import Container, Edits, State
 from mpsd.common.errors import ConfigError
 from mpsd.config.load import parse_config

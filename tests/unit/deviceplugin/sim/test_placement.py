@@ -4,8 +4,8 @@ import pytest
 
 from deviceplugin.sim import placement
 from deviceplugin.sim.node import default_config
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.placement import Lack, Offer, dealt, lacks
-from deviceplugin.sim.pods import ContainerSpec, PodSpec, Role
 
 OURS = default_config().resources
 SHARE, UNITS = "gpufrac.dev/gpu-8gi", "gpufrac.dev/memory-gib"

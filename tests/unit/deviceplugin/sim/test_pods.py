@@ -2,7 +2,7 @@
 
 import pytest
 
-from deviceplugin.sim.pods import ContainerSpec, FieldRef, PodSpec, environment, expand, is_extended_resource
+from deviceplugin.sim.objects.pods import ContainerSpec, FieldRef, PodSpec, environment, expand, is_extended_resource
 
 
 @pytest.mark.parametrize(

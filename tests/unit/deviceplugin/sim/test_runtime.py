@@ -10,10 +10,11 @@ import pytest
 
 from cdi.encode import encode_spec
 from cdi.model import ContainerEdits, Device, Hook, Spec
-from cdi.registry import Registry, find_gpu_kind, scan
+from cdi.registry import Registry, find_gpu_kind
+from cdi.scan import scan
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim import runtime as runtime_module
-from deviceplugin.sim.pods import ContainerSpec, PodSpec
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import (
     DEVICE_PLUGIN_KIND,
     CreateContainerError,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.nri.model import Adjustment, ContainerState, Mount
-from deviceplugin.sim.pods import ContainerSpec, PodSpec
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import CreateContainerError, Created, Runtime, StartContainerError, write_nvidia_spec
 from deviceplugin.sim.sandboxes import sandbox_id
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, REQUEST
 from deviceplugin.sim import schedule
-from deviceplugin.sim.annotations import is_fractional
-from deviceplugin.sim.pods import ContainerSpec, PodSpec
+from deviceplugin.sim.objects.annotations import is_fractional
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.schedule import DeniedError, Group, Node, Placement, Unschedulable
 
 P = "nvidia.com/container."

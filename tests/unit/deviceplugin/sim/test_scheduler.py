@@ -9,10 +9,10 @@ import pytest
 
 from deviceplugin.annotated.contract import DEVICES, MODE, REQUEST
 from deviceplugin.kubelet.podresources import PodResourcesClient
-from deviceplugin.sim.annotations import PREFIX
 from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.manifests import LoadedPod
-from deviceplugin.sim.pods import ContainerSpec, PodSpec
+from deviceplugin.sim.objects.annotations import PREFIX
+from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime import write_nvidia_spec
 from deviceplugin.sim.schedule import DeniedError
 from deviceplugin.sim.scheduler import Scheduler, check, denials

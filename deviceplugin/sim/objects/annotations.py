@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, PORTION, REQUEST, findings
-from deviceplugin.sim.pods import PodSpec, Role
+from deviceplugin.sim.objects.pods import PodSpec, Role
 
 SCHEDULER = "kai-scheduler"
 """schedulerName of KAI's pods: its admission and its scheduler look at no others."""
