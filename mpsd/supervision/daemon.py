@@ -19,6 +19,7 @@ from mpsd.daemon.paths import MAIN, link_directory, mount_directory
 from mpsd.daemon.plan import DaemonSpec, GroupPlan, namespace_of
 from mpsd.localapi.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
 from mpsd.supervision.effects import Configure, Kill, Probe, Quit, Spawn, Terminate, Work
+from mpsd.supervision.ends import ENDS, End, Fate, Then
 from mpsd.supervision.serverhold import ServerHold
 
 log = get_logger("mpsd")
@@ -74,8 +75,8 @@ class DaemonKeeper:
         self._refused: Mapping[str, str] = {}
         self._main_linked = False
         self.hold = ServerHold(lane, outside.host, outside.post)
-        self.leaving: bool | None = None
-        """When stopping: None until decided, then whether the daemon is left running."""
+        self.fate: Fate | None = None
+        """When mpsd stops: None until decided, then whether it ends or stays."""
 
     @property
     def name(self) -> str:
@@ -89,6 +90,11 @@ class DaemonKeeper:
     def is_absent(self) -> bool:
         """Whether nothing of it is on its GPUs."""
         return self.state is DaemonState.ABSENT and not self.finding
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is on its GPUs, or ending it failed."""
+        return self.is_absent or self.state is DaemonState.FAILED
 
     @property
     def answers(self) -> bool:
@@ -126,9 +132,19 @@ class DaemonKeeper:
             text = adopt.outdated(self.identity, replace(self.plan.spec, protocol=protocol))
         before, self.outdated = self.outdated, text
         if text and self.life.replacing != text:
-            self.feed(life.Replace(text))
+            self.end(End.REPLACED, reason=text)
         elif before and not text:
             self.feed(life.Replace(""))
+
+    def end(self, end: End, *, busy: bool = True, reason: str = "") -> Fate:
+        """Has it end as the table of ends says. `busy`: whether somebody uses it. `reason`: why it is replaced."""
+        row = ENDS[end]
+        fate = row.fate(busy=busy)
+        if fate is not Fate.STAYS:
+            replaced = row.then is Then.ANOTHER
+            now = fate is Fate.ENDS
+            self.feed(life.Replace(reason, now=now) if replaced else life.Unwanted(busy=not now))
+        return fate
 
     def find(self) -> None:
         """Looks for a daemon of an earlier run that nothing wants now: it has to be known to end."""
@@ -189,7 +205,7 @@ class DaemonKeeper:
         if self.find_retry_s is not None and now_s >= self.find_retry_s:
             self.find_retry_s = None
             self.find()
-        if self.life.deadline_s is not None and now_s >= self.life.deadline_s and not self.leaving:
+        if self.life.deadline_s is not None and now_s >= self.life.deadline_s and self.fate is not Fate.STAYS:
             self.feed(life.DeadlinePassed())
 
     def feed(self, event: Event) -> None:

@@ -24,7 +24,7 @@ from mpsd.daemon.logs.tail import LogTails
 from mpsd.gpu.prober import Prober
 from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.server import LocalServer
-from mpsd.supervision.supervisor import Supervisor
+from mpsd.supervision.loop import Loop
 from tests.e2e.pluginnode import RESOURCES, SMALL, PluginNode
 from tests.waiting import WAIT_S
 
@@ -120,7 +120,7 @@ def test_what_a_thread_throws_in_the_middle_of_its_work_costs_the_node_nothing(
         works(node, "before")
         waits: dict[str, threading.Event] = {}
         for owner, method in (
-            (Supervisor, "_pause_s"),
+            (Loop, "_next"),
             (Prober, "_round"),
             (LogTails, "step"),
             (ConfigWatcher, "_look"),

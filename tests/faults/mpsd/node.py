@@ -54,7 +54,7 @@ from mpsd.sim.gpus import SimulatedBackend
 from mpsd.sim.mps.faults import clear_fault, set_fault
 from mpsd.sim.mps.install import install_emulator
 from mpsd.supervision import mode as modes
-from mpsd.supervision import supervisor as supervision
+from mpsd.supervision import protocol as protocols
 from mpsd.supervision.supervisor import Supervisor
 from tests.desired import allocation
 from tests.e2e.mpsdnode import DRIVERS, cuda_program, end, first_line, is_ready
@@ -88,7 +88,7 @@ _SILENT = {"wedge": "", "slow": "", "terminate-hangs": "terminate", "hung-quit":
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that are constants in the product, short."""
-    monkeypatch.setattr(supervision, "PROTOCOL_RETRY_S", 0.2)
+    monkeypatch.setattr(protocols, "RETRY_S", 0.2)
     monkeypatch.setattr(modes, "RETRY_S", 0.2)
     monkeypatch.setattr(process, "PID_FILE_S", 0.3)
     monkeypatch.setattr(probing, "BACKOFF_S", (0.1, 0.1))

@@ -146,7 +146,7 @@ def test_a_hanging_driver_spoils_no_other_gpu_and_sets_nothing_late(node: Node) 
         assert node.read(timeout_s=SHORT_S)[0].error
     with pytest.raises(TransientError, match=r"has not answered in 0\.01 s; look again later"):
         node.set(0, GIB, timeout_s=SHORT_S)
-    desk = node.bench.supervisor._gpus[ONE].limits
+    desk = node.bench.supervisor._node.gpus[ONE].limits
     assert len(desk._waiting) <= 1  # those that gave up went
     gate.set()
     assert node.read()[0] == LimitReading()

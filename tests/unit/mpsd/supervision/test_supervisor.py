@@ -82,7 +82,7 @@ class Bench:
 
     def exits(self, uuid: str) -> None:
         """Posts the end of a daemon as its pidfd would."""
-        identity = self.supervisor._daemons[uuid].identity
+        identity = self.supervisor._node.daemons[uuid].identity
         assert identity is not None
         self.supervisor._watcher._on_exit(identity)
 
@@ -794,7 +794,7 @@ def test_an_objection_to_what_is_set_otherwise_by_now_is_none(three: Bench) -> N
     three.supervisor.inventory_changed(inventory(state_of(ONE)))
     three.supervisor.apply(Desired(allocations=(allocation(ONE, limit_bytes=8 * GIB),)))
     three.until_gpu(ONE, lambda g: attached(g) == {"k1": ""})
-    keeper = three.supervisor._daemons[ONE]
+    keeper = three.supervisor._node.daemons[ONE]
     name = keeper.spec.namespaces[0].name
     old = dataclasses.replace(keeper.spec, namespaces=(Namespace(name, GIB),))
     gate = three.host.gates["configure"] = threading.Event()
@@ -987,7 +987,7 @@ def test_a_driver_that_lists_no_processes_does_not_make_a_wedged_daemon_idle(fas
 def test_a_control_binary_that_cannot_be_run_for_a_moment_outdates_no_daemon(
     short_tmp: Path, watchless: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpsd.supervision.supervisor.PROTOCOL_RETRY_S", 0.01)
+    monkeypatch.setattr("mpsd.supervision.protocol.RETRY_S", 0.01)
     bench = Bench(short_tmp, FAST)
     bench.host.choice = ProtocolChoice(3)
     bench.host.fail["protocol"] = TransientError("cannot run it")
@@ -1208,7 +1208,7 @@ def test_pids_of_tests_are_free() -> None:
 def test_while_it_is_not_known_what_daemons_shall_speak_none_is_started_not_even_for_allocations(
     short_tmp: Path, watchless: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpsd.supervision.supervisor.PROTOCOL_RETRY_S", 0.01)
+    monkeypatch.setattr("mpsd.supervision.protocol.RETRY_S", 0.01)
     bench = Bench(short_tmp, FAST)
     bench.host.fail["protocol"] = TransientError("it is slow")
     with running(bench):
@@ -1226,7 +1226,7 @@ def test_while_it_is_not_known_what_daemons_shall_speak_none_is_started_not_even
 def test_what_was_chosen_before_is_used_and_asked_about_again(
     short_tmp: Path, watchless: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpsd.supervision.supervisor.PROTOCOL_RETRY_S", 0.01)
+    monkeypatch.setattr("mpsd.supervision.protocol.RETRY_S", 0.01)
     bench = Bench(short_tmp, FAST)
     bench.host.choice = ProtocolChoice(3, unsure="it is slow")
     with running(bench):

@@ -1,0 +1,136 @@
+"""What the loop knows of this node: one value, changed in its thread alone, and the questions that need several parts
+of it. No effects."""
+
+from dataclasses import dataclass
+
+from mpsd.common.lanes import Lane
+from mpsd.config.model import NodeConfig
+from mpsd.gpu.model import ComputeMode, GpuHealth, GpuState, Inventory, Mode
+from mpsd.limits.api import GpuLimits
+from mpsd.localapi.snapshot import Desired
+from mpsd.supervision.daemon import DaemonKeeper
+from mpsd.supervision.ends import ENDS, End, Modes, ruling
+from mpsd.supervision.mode import ModeKeeper
+from mpsd.supervision.servers import ServerWatch
+from mpsd.supervision.usage import Usage
+
+
+@dataclass(slots=True, eq=False)
+class Gpu:
+    """One GPU. `counted_s`: when the driver was last asked who uses it, with an answer (monotonic)."""
+
+    state: GpuState
+    lane: Lane
+    mode: ModeKeeper
+    usage: Usage
+    limits: GpuLimits
+    counted_s: float = 0.0
+
+    @property
+    def uuid(self) -> str:
+        return self.state.info.uuid
+
+
+class Node:
+    """See the module."""
+
+    def __init__(self, config: NodeConfig, desired: Desired) -> None:
+        self.config = config
+        """The one in force. What was read at start (paths, backend) stays as it was."""
+        self.config_error = self.config_restart_needed = ""
+        """Why a new file is not in force, and which of its keys wait for a restart; empty where that is not so."""
+        self.desired = desired
+        self.inherited = {uuid for a in desired.allocations for uuid in a.gpus}
+        """GPUs that were bound before we came: who is on them is no stranger until they were bound by us, too."""
+        self.inventory = Inventory(reason="GPUs are not probed yet")
+        self.gpus: dict[str, Gpu] = {}
+        """All that were seen since start, by UUID."""
+        self.first_modes: dict[str, ComputeMode] = {}
+        """Compute modes seen first that may be an earlier mpsd's, where no record tells."""
+        self.daemons: dict[str, DaemonKeeper] = {}
+        self.servers: dict[str, ServerWatch] = {}
+        """What the logs of daemons that ran say, by the daemon's name."""
+        self.owner: dict[str, str] = {}
+        """The daemon that serves each GPU."""
+        self.ends: set[End] = set()
+        """Of everything, that are under way."""
+
+    @property
+    def stopping(self) -> bool:
+        return End.STOPPING in self.ends
+
+    @property
+    def cleaned_up(self) -> bool:
+        """Whether nothing is to run until mpsd is started again."""
+        return End.CLEANED_UP in self.ends
+
+    @property
+    def gives_modes_back(self) -> bool:
+        """Whether an end has every GPU left in the compute mode that it was found in."""
+        end = ruling(self.ends)
+        return end is not None and ENDS[end].modes is Modes.AS_FOUND
+
+    def known(self) -> tuple[GpuState, ...]:
+        """All GPUs seen since start, by index: a lost one keeps its daemon and its place."""
+        states = [gpu.state for gpu in self.gpus.values()]
+        return tuple(sorted(states, key=lambda state: (state.info.index, state.info.uuid)))
+
+    def members(self, daemon: DaemonKeeper) -> list[Gpu]:
+        """Its GPUs that are on this node."""
+        return [gpu for uuid in daemon.spec.gpus if (gpu := self.gpus.get(uuid)) is not None]
+
+    def daemon_of(self, uuid: str) -> DaemonKeeper | None:
+        """The daemon that serves a GPU."""
+        return self.daemons.get(self.owner.get(uuid, ""))
+
+    def daemon_on(self, uuid: str) -> DaemonKeeper | None:
+        """The daemon that is on a GPU now: of an earlier grouping while that ends, else the one that serves it."""
+        there = (d for d in self.daemons.values() if uuid in d.spec.gpus and not d.is_absent)
+        return next(there, None) or self.daemon_of(uuid)
+
+    def is_wanted(self, daemon: DaemonKeeper) -> bool:
+        """Whether it should run. Allocations outlive a reload that no longer shares their GPU."""
+        if self.cleaned_up or daemon.plan is None:
+            return False
+        return not daemon.plan.not_shared or any(a.group == daemon.name for a in self.desired.allocations)
+
+    def is_blocked(self, daemon: DaemonKeeper) -> bool:
+        """Whether another daemon is still on one of its GPUs: they were grouped otherwise."""
+        gpus = set(daemon.spec.gpus)
+        return any(
+            other is not daemon and not other.is_absent and not gpus.isdisjoint(other.spec.gpus)
+            for other in self.daemons.values()
+        )
+
+    def bound(self, uuid: str) -> Mode | None:
+        """The mode that allocations on the GPU need; None without."""
+        return next((a.mode for a in self.desired.allocations if uuid in a.gpus), None)
+
+    def is_busy(self, daemon: DaemonKeeper) -> bool:
+        """Whether an allocation or a client of ours is on its GPUs."""
+        return any(self.bound(uuid) is not None for uuid in daemon.spec.gpus) or self.has_clients(daemon)
+
+    def has_clients(self, daemon: DaemonKeeper) -> bool:
+        return any(
+            client.mps or client.allocation_key is not None
+            for gpu in self.members(daemon)
+            for client in gpu.usage.clients
+        )
+
+    def is_drained(self, daemon: DaemonKeeper) -> bool:
+        """Whether nobody uses it, asked since it waits for that. Allocations whose containers are down don't count
+        where the same daemon comes back to them."""
+        members = self.members(daemon)
+        if not all(gpu.counted_s >= daemon.since_s or gpu.state.health is GpuHealth.LOST for gpu in members):
+            return False
+        comes_back_same = daemon.life.wanted and not daemon.outdated
+        return not (self.has_clients(daemon) if comes_back_same else self.is_busy(daemon))
+
+    def is_down(self, daemon: DaemonKeeper) -> bool:
+        """Nothing of ours is on its GPUs, or all was tried."""
+        return daemon.has_ended and all(gpu.mode.idle or gpu.mode.given_up for gpu in self.members(daemon))
+
+    def is_closed(self, daemon: DaemonKeeper) -> bool:
+        """Whether all of its GPUs are bound so that one process at a time may open them."""
+        holds = [gpu.mode.applied for gpu in self.members(daemon)]
+        return bool(holds) and all(h is not None and h.compute_mode is ComputeMode.EXCLUSIVE_PROCESS for h in holds)
