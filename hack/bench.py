@@ -297,7 +297,7 @@ def bench_crash(gpus: int) -> None:
 def bench_nri(containers: int) -> None:
     """Answers to a container runtime that asks over NRI, which waits 2 s for each and holds all others up meanwhile."""
     from deviceplugin.nri.model import Container, Pod
-    from deviceplugin.sim.nri import NriRuntime
+    from deviceplugin.sim.runtime.nri import NriRuntime
     from mpsd.sim.driver import KUBEPODS, SimulatedDriver
     from mpsd.sim.model import gpu_uuid
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deviceplugin.sim.manifests import LoadedPod, load_manifests
 from deviceplugin.sim.node import SimulatedNode
+from deviceplugin.sim.objects.manifests import LoadedPod, load_manifests
 from mpsd.config.load import load_config
 from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.snapshot import DaemonStatus

@@ -16,8 +16,8 @@ from deviceplugin.cli.signals import ignore_signals, interrupt, on_signals
 from mpsd.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from deviceplugin.sim.manifests import LoadedPod, Note
     from deviceplugin.sim.node import SimulatedNode
+    from deviceplugin.sim.objects.manifests import LoadedPod, Note
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -160,7 +160,7 @@ def run(
     that it asks for, be it by a misspelt annotation; 1 otherwise; 2 a manifest or the config is not usable.
     """
     from deviceplugin.sim import report
-    from deviceplugin.sim.manifests import LoadedPod, Note, load_all
+    from deviceplugin.sim.objects.manifests import LoadedPod, Note, load_all
 
     found = load_all(manifests)
     _need_pods(found)
@@ -218,7 +218,7 @@ def admit(directory: str, output: str, manifests: tuple[str, ...], *, schedule: 
     """Admit the pods of manifests on a node that is up. Exit codes as for `sim run`."""
     from deviceplugin.sim import report
     from deviceplugin.sim.control import ControlClient
-    from deviceplugin.sim.manifests import parse_all, read_manifests
+    from deviceplugin.sim.objects.manifests import parse_all, read_manifests
 
     texts = [text for path in manifests for text in read_manifests(path)]
     _need_pods(parse_all(texts))  # the node would say the same, but bytes that are no text don't reach it
@@ -235,7 +235,7 @@ def admit(directory: str, output: str, manifests: tuple[str, ...], *, schedule: 
 def delete(directory: str, *, force: bool, pods: tuple[str, ...]) -> None:
     """Delete pods by name, or those of manifests."""
     from deviceplugin.sim.control import ControlClient
-    from deviceplugin.sim.manifests import SUFFIXES, LoadedPod, load_manifests
+    from deviceplugin.sim.objects.manifests import SUFFIXES, LoadedPod, load_manifests
 
     names: list[tuple[str, str]] = []
     for pod in pods:
@@ -342,7 +342,7 @@ exit $status
 
 def _need_pods(found: "Sequence[LoadedPod | Note]") -> None:
     """Raises ConfigError where manifests lead to no pod at all."""
-    from deviceplugin.sim.manifests import LoadedPod
+    from deviceplugin.sim.objects.manifests import LoadedPod
 
     if not any(isinstance(item, LoadedPod) for item in found):
         raise ConfigError("\n".join(["cannot find a pod in the manifests", *map(str, found)]))

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from deviceplugin.sim import placement
-from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.objects.pods import PodSpec
-from deviceplugin.sim.placement import Lack, Offer
-from deviceplugin.sim.runtime import Container
+from deviceplugin.sim.runtime.container import Container
+from deviceplugin.sim.scheduling import placement
+from deviceplugin.sim.scheduling.placement import Lack, Offer
 from mpsd.config.model import Resource
 
 STALE_S = 5.0

@@ -69,7 +69,7 @@ class Client(msgspec.Struct, frozen=True):
 
 def server(node: "SimulatedNode") -> "LocalServer":
     """The node's control socket, not started yet."""
-    from deviceplugin.sim.manifests import LoadedPod, Note, parse_all
+    from deviceplugin.sim.objects.manifests import LoadedPod, Note, parse_all
     from mpsd.localapi.methods import operating
     from mpsd.localapi.server import LocalServer
 

@@ -25,18 +25,19 @@ from cdi.atomic import read_regular
 from deviceplugin.kubelet.cri import SIMULATED_SOCKET
 from deviceplugin.nri import runtimes
 from deviceplugin.nri.model import Runtime
-from deviceplugin.sim import placement, report, scheduler
+from deviceplugin.sim import report, scheduler
 from deviceplugin.sim.cluster import ClusterScheduler, waiting
-from deviceplugin.sim.kubelet import AdmittedPod, PodError, StubKubelet
-from deviceplugin.sim.manifests import LoadedPod
-from deviceplugin.sim.nri import NriRuntime
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod, PodError, StubKubelet
 from deviceplugin.sim.objects import annotations
+from deviceplugin.sim.objects.manifests import LoadedPod
 from deviceplugin.sim.objects.pods import NODE_NAME, PodSpec
-from deviceplugin.sim.placement import WHOLE_GPU
-from deviceplugin.sim.processes import processes_where
-from deviceplugin.sim.runtime import DEVICE_PLUGIN_KIND, NVIDIA_KIND, write_nvidia_spec
-from deviceplugin.sim.sandboxes import Inventory, Nri
+from deviceplugin.sim.runtime.nri import NriRuntime
+from deviceplugin.sim.runtime.nvidia import DEVICE_PLUGIN_KIND, NVIDIA_KIND, write_nvidia_spec
+from deviceplugin.sim.runtime.processes import processes_where
+from deviceplugin.sim.runtime.sandboxes import Inventory, Nri
 from deviceplugin.sim.scheduler import Scheduler
+from deviceplugin.sim.scheduling import placement
+from deviceplugin.sim.scheduling.placement import WHOLE_GPU
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.lockfile import LockFileError, open_lock, try_lock
 from mpsd.config.load import ConfigErrors, parse_config

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deviceplugin.annotated.contract import ask_of
-from deviceplugin.sim.kubelet import START_ERROR, AdmittedPod, Phase
+from deviceplugin.sim.kubelet.kubelet import START_ERROR, AdmittedPod, Phase
 from deviceplugin.sim.objects.annotations import PREFIX, Asked, asked_of, wanting
 from deviceplugin.sim.objects.pods import environment
-from deviceplugin.sim.placement import Lack
-from deviceplugin.sim.runtime import Container, Edits, State
+from deviceplugin.sim.runtime.container import Container, State
+from deviceplugin.sim.runtime.edits import Edits
+from deviceplugin.sim.scheduling.placement import Lack
 from mpsd.common.marker import MARKER
 from mpsd.common.quantity import format_bytes
 from mpsd.common.text import plain

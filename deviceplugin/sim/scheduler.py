@@ -5,20 +5,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 from deviceplugin.annotated.contract import DEVICES
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-from deviceplugin.sim import schedule
-from deviceplugin.sim.devicemanager import Held
-from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
-from deviceplugin.sim.manifests import LoadedPod
+from deviceplugin.sim.kubelet.devicemanager import Held
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.objects.annotations import INPUTS, SCHEDULER, is_fractional
+from deviceplugin.sim.objects.manifests import LoadedPod
 from deviceplugin.sim.objects.pods import NODE_NAME, PodSpec
-from deviceplugin.sim.placement import Offer, dealt, requests
-from deviceplugin.sim.runtime import Container, State
-from deviceplugin.sim.schedule import DeniedError, Group, Unschedulable
+from deviceplugin.sim.runtime.container import Container, State
+from deviceplugin.sim.scheduling import admission, fractions, values
+from deviceplugin.sim.scheduling.admission import DeniedError
+from deviceplugin.sim.scheduling.fractions import Group, Unschedulable
+from deviceplugin.sim.scheduling.placement import Offer, dealt, requests
 from mpsd.common.errors import ConfigError
 
 RESERVE_S = 10.0
 """How long a reservation pod may take to start. KAI waits 40 s."""
-GPU_RESOURCE = schedule.RESERVED_RESOURCE
+GPU_RESOURCE = values.RESERVED_RESOURCE
 
 
 class Scheduler:
@@ -52,12 +53,12 @@ class Scheduler:
 
         Raises DeniedError, and PodError when a pod of that name is there.
         """
-        pod = schedule.admitted(pod, self._prefix)
+        pod = admission.admitted(pod, self._prefix)
         node = self._node()
-        placement = schedule.place(pod, node, lambda gpu: self._new_id(), self._prefix)
+        placement = fractions.place(pod, node, lambda gpu: self._new_id(), self._prefix)
         if isinstance(placement, Unschedulable):
             return _pending(pod, placement)
-        bound = schedule.bound(pod, placement, node, self._prefix, cdi=bool(self._gpu_kind))
+        bound = fractions.bound(pod, placement, node, self._prefix, cdi=bool(self._gpu_kind))
         if isinstance(bound, Unschedulable):
             return _pending(pod, bound)
         for group in placement.new:
@@ -86,7 +87,7 @@ class Scheduler:
     def sync(self) -> None:
         """Removes reservation pods that keep a GPU for nobody."""
         pods = {pod.spec.full_name: pod for pod in self._present()}
-        for spec in schedule.vacated([pod.spec for pod in pods.values()]):
+        for spec in fractions.vacated([pod.spec for pod in pods.values()]):
             self._kubelet.delete(pods[spec.full_name])
 
     @property
@@ -99,11 +100,11 @@ class Scheduler:
         """What may be booked on each GPU."""
         return self._node().size_mib
 
-    def _node(self) -> schedule.Node:
-        node = schedule.Node(NODE_NAME, self._gpu_mib)
+    def _node(self) -> fractions.Node:
+        node = fractions.Node(NODE_NAME, self._gpu_mib)
         pods = self._present()
-        groups = schedule.groups_of((pod.spec for pod in pods), node, self._prefix)
-        return schedule.Node(NODE_NAME, self._gpu_mib, tuple(self._idle(pods)), groups)
+        groups = fractions.groups_of((pod.spec for pod in pods), node, self._prefix)
+        return fractions.Node(NODE_NAME, self._gpu_mib, tuple(self._idle(pods)), groups)
 
     def _idle(self, pods: Sequence[AdmittedPod]) -> list[str]:
         """GPUs that no pod has whole: neither one that asked for it nor one that keeps it for fractions."""
@@ -134,14 +135,14 @@ class Scheduler:
 
     def _reserve(self, group: Group) -> str:
         """Has a reservation pod keep a GPU. Why it could not, empty when it does."""
-        spec = schedule.reservation(group, NODE_NAME, self._prefix)
-        pod = self._kubelet.admit(spec, {schedule.RESERVATION_CONTAINER: {GPU_RESOURCE: self._held(group.gpu)}})
+        spec = fractions.reservation(group, NODE_NAME, self._prefix)
+        pod = self._kubelet.admit(spec, {fractions.RESERVATION_CONTAINER: {GPU_RESOURCE: self._held(group.gpu)}})
         self._kubelet.wait_settled([pod], RESERVE_S)
         (container,) = pod.containers
         if container.state is not State.RUNNING:
             self._kubelet.delete(pod)
             return f"reservation pod {spec.full_name} did not start: {container.reason}: {container.message}"
-        pod.spec = schedule.reserving(pod.spec, group.gpu)
+        pod.spec = fractions.reserving(pod.spec, group.gpu)
         return ""
 
 
@@ -150,10 +151,10 @@ def denials(pods: Iterable[LoadedPod], prefix: str) -> list[str]:
     found: dict[str, None] = {}
     for loaded in pods:
         pod = loaded.pod
-        asks = any(key in INPUTS or key.startswith((prefix, schedule.PORTION_PREFIX)) for key in pod.annotations)
+        asks = any(key in INPUTS or key.startswith((prefix, values.PORTION_PREFIX)) for key in pod.annotations)
         if asks and pod.scheduler == SCHEDULER:
             try:
-                schedule.admitted(pod, prefix)
+                admission.admitted(pod, prefix)
             except DeniedError as error:
                 found[f"{loaded.source}: pod {pod.full_name}: KAI's admission denied the request: {error}"] = None
     return list(found)

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from deviceplugin.plan.model import Allocation
-from deviceplugin.sim.kubelet import AdmittedPod, StubKubelet
-from deviceplugin.sim.nri import NriRuntime
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod, StubKubelet
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
+from deviceplugin.sim.runtime.nri import NriRuntime
 from deviceplugin.status.status import PluginStatus
 from mpsd.common.errors import GpufracError
 from mpsd.localapi.client import call

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.annotated.absence import STARTED_ALONE
-from deviceplugin.sim.kubelet import AdmittedPod
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
-from deviceplugin.sim.runtime import State, write_nvidia_spec
+from deviceplugin.sim.runtime.container import State
+from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
 from deviceplugin.status.status import PluginStatus
 from mpsd.sim.model import gpu_uuid
 from tests.apiserver import StubApiServer

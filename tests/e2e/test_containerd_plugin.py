@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.sim.runtime import write_nvidia_spec
+from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
 from deviceplugin.status.status import PluginStatus
 from mpsd.localapi.snapshot import LimitQuery
 from mpsd.sim.driver import SimulatedDriver

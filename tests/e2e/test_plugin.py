@@ -18,9 +18,9 @@ import pytest
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
-from deviceplugin.sim.kubelet import AdmittedPod
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
-from deviceplugin.sim.runtime import write_nvidia_spec
+from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
 from deviceplugin.status.status import PluginStatus
 from mpsd.common.errors import GpufracError
 from mpsd.config.model import GIB, socket_name

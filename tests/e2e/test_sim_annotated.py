@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.sim.kubelet import AdmittedPod
-from deviceplugin.sim.manifests import LoadedPod, parse_manifests
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod
 from deviceplugin.sim.node import SimulatedNode
+from deviceplugin.sim.objects.manifests import LoadedPod, parse_manifests
 from mpsd.config.load import parse_config
 from tests.e2e.test_sim import GIB, OUT_OF_MEMORY, RESOURCE, Up, gpufrac, holding, mentioning, run
 from tests.e2e.test_sim import pod as share

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.sim import checkpoint
-from deviceplugin.sim.kubelet import AdmittedPod
+from deviceplugin.sim.kubelet import checkpoint
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod
 from deviceplugin.sim.node import SimulatedNode
-from deviceplugin.sim.runtime import Container, State
+from deviceplugin.sim.runtime.container import Container, State
 from mpsd.common.marker import MARKER
 from mpsd.common.processes import boot_id
 from mpsd.localapi.client import MpsdClient

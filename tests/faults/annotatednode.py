@@ -8,8 +8,8 @@ from pathlib import Path
 from msgspec import structs
 
 from deviceplugin.nri.model import Container, ContainerState, Pod
-from deviceplugin.sim.nri import NriError, NriRuntime
-from deviceplugin.sim.runtime import write_nvidia_spec
+from deviceplugin.sim.runtime.nri import NriError, NriRuntime
+from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
 from deviceplugin.status import metrics
 from deviceplugin.status.status import PluginStatus
 from mpsd.sim.driver import KUBEPODS, SimulatedDriver

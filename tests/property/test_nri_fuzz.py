@@ -32,7 +32,7 @@ from deviceplugin.nri.model import Adjustment, Container, Inventory, Mount, Pod,
 from deviceplugin.nri.requests import MAX_ENTRIES, Entry, RequestQueue
 from deviceplugin.nri.session import NriSession, NriState
 from deviceplugin.nri.ttrpc import Answer, Request, encode_answer, encode_request
-from deviceplugin.sim.nri import NriRuntime
+from deviceplugin.sim.runtime.nri import NriRuntime
 from mpsd.common.errors import ProtocolError
 from tests.waiting import WAIT_S, until
 

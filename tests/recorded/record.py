@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.sim import checkpoint
+from deviceplugin.sim.kubelet import checkpoint
 from deviceplugin.sim.node import SimulatedNode
 from mpsd.common.processes import boot_id
 from tests.recorded.scene import (

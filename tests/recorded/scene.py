@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.sim.manifests import LoadedPod, load_manifests
 from deviceplugin.sim.node import SimulatedNode
+from deviceplugin.sim.objects.manifests import LoadedPod, load_manifests
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
 from mpsd.localapi.client import call

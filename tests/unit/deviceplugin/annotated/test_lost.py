@@ -8,7 +8,7 @@ from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.annotated.frontend import COMPARE_S
 from deviceplugin.kubelet import cri
 from deviceplugin.nri.model import Container, ContainerState, Pod
-from deviceplugin.sim.cri import CriServer
+from deviceplugin.sim.runtime.cri import CriServer
 from mpsd.common.errors import TransientError
 from mpsd.common.processes import PodProcess
 from tests.unit.deviceplugin.annotated.frontendnode import PREFIX, Node, container, env_of, keys, pod

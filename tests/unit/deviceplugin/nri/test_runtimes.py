@@ -7,7 +7,7 @@ import pytest
 from deviceplugin.kubelet import cri
 from deviceplugin.nri.model import Runtime
 from deviceplugin.nri.runtimes import cdi_loses
-from deviceplugin.sim.cri import CriServer
+from deviceplugin.sim.runtime.cri import CriServer
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from deviceplugin.nri.link import CallError, Link, LinkError
 from deviceplugin.nri.model import Adjustment, Container, Pod, Refused
 from deviceplugin.nri.session import NriSession
 from deviceplugin.nri.ttrpc import Answer, Request
-from deviceplugin.sim.nri import NriError, NriRuntime
+from deviceplugin.sim.runtime.nri import NriError, NriRuntime
 from tests.unit.deviceplugin.nri.peers import Recorder, container, message, pod
 from tests.waiting import NEVER_S, WAIT_S, until
 

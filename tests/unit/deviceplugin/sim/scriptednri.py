@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from deviceplugin.nri.model import Adjustment, Container, Pod
-from deviceplugin.sim.nri import NriError
-from deviceplugin.sim.sandboxes import Inventory, Nri
+from deviceplugin.sim.runtime.nri import NriError
+from deviceplugin.sim.runtime.sandboxes import Inventory, Nri
 
 
 class ScriptedNri:

@@ -14,7 +14,7 @@ from cdi.model import Mount as CdiMount
 from cdi.registry import Registry
 from cdi.scan import scan
 from deviceplugin.nri.model import Adjustment, Mount
-from deviceplugin.sim.adjust import ConflictError, adjusted, adjusted_env
+from deviceplugin.sim.runtime.adjust import ConflictError, adjusted, adjusted_env
 
 NAMES = st.sampled_from(["A", "B", "C", "D"])
 VALUES = st.sampled_from(["", "1", "2", "x=y"])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.kubelet import checkpoint as plugin_checkpoint
-from deviceplugin.sim import checkpoint
-from deviceplugin.sim.devicemanager import Held, Slot
+from deviceplugin.sim.kubelet import checkpoint
+from deviceplugin.sim.kubelet.devicemanager import Held, Slot
 
 KEY = "0123456789abcdef0123"
 ANSWER = pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=f"gpufrac.dev/allocation=s{KEY}")])

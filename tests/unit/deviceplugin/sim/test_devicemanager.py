@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-from deviceplugin.sim.devicemanager import AllocationError, DeviceManager, Held, NodeResource, PluginError, Slot
+from deviceplugin.sim.kubelet.devicemanager import AllocationError, DeviceManager, Held, NodeResource, PluginError, Slot
 from deviceplugin.sim.objects.pods import ContainerSpec, Role
 
 RESOURCE = "example.com/share"

@@ -12,11 +12,11 @@ from deviceplugin.kubelet import checkpoint as plugin_checkpoint
 from deviceplugin.kubelet.cri import stop_container
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.nri.model import Adjustment, ContainerState
-from deviceplugin.sim.devicemanager import Held
-from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
-from deviceplugin.sim.nri import NriRuntime
+from deviceplugin.sim.kubelet.devicemanager import Held
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
-from deviceplugin.sim.runtime import State
+from deviceplugin.sim.runtime.container import State
+from deviceplugin.sim.runtime.nri import NriRuntime
 from tests.unit.deviceplugin.sim.scriptednri import ScriptedNri
 from tests.unit.deviceplugin.sim.tinyplugin import RESOURCE, TinyPlugin
 from tests.waiting import WAIT_S

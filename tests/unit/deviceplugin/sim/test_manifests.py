@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.sim.manifests import (
+from deviceplugin.sim.objects.manifests import (
     MAX_FILE_BYTES,
     MAX_PODS,
     LoadedPod,

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from deviceplugin.sim import report
-from deviceplugin.sim.kubelet import AdmittedPod, Phase
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase
 from deviceplugin.sim.node import NodeError, SimulatedNode, default_config, node_config, takes_cdi
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
-from deviceplugin.sim.runtime import Container, Edits, State
+from deviceplugin.sim.runtime.container import Container, State
+from deviceplugin.sim.runtime.edits import Edits
 from mpsd.common.errors import ConfigError
 from mpsd.config.load import parse_config
 from mpsd.config.model import (

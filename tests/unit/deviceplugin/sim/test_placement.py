@@ -2,10 +2,10 @@
 
 import pytest
 
-from deviceplugin.sim import placement
 from deviceplugin.sim.node import default_config
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
-from deviceplugin.sim.placement import Lack, Offer, dealt, lacks
+from deviceplugin.sim.scheduling import placement
+from deviceplugin.sim.scheduling.placement import Lack, Offer, dealt, lacks
 
 OURS = default_config().resources
 SHARE, UNITS = "gpufrac.dev/gpu-8gi", "gpufrac.dev/memory-gib"

@@ -13,21 +13,13 @@ from cdi.model import ContainerEdits, Device, Hook, Spec
 from cdi.registry import Registry, find_gpu_kind
 from cdi.scan import scan
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-from deviceplugin.sim import runtime as runtime_module
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
-from deviceplugin.sim.runtime import (
-    DEVICE_PLUGIN_KIND,
-    CreateContainerError,
-    Created,
-    Edits,
-    Runtime,
-    StartContainerError,
-    edits_of,
-    merged_answer,
-    oci_spec,
-    terminate,
-    write_nvidia_spec,
-)
+from deviceplugin.sim.runtime import hooks
+from deviceplugin.sim.runtime.container import CreateContainerError, Created, StartContainerError
+from deviceplugin.sim.runtime.edits import Edits, edits_of, merged_answer, oci_spec
+from deviceplugin.sim.runtime.nvidia import DEVICE_PLUGIN_KIND, write_nvidia_spec
+from deviceplugin.sim.runtime.processes import terminate
+from deviceplugin.sim.runtime.runtime import Runtime
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.gpu.model import MIB
 from mpsd.sim.driver import SimulatedDriver
@@ -268,7 +260,7 @@ def test_what_the_hook_makes_of_an_environment(
 def test_a_hook_that_fails_fails_the_start(
     node: Node, monkeypatch: pytest.MonkeyPatch, fault: str, text: str, expected: str
 ) -> None:
-    monkeypatch.setattr(runtime_module, "HOOK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(hooks, "HOOK_TIMEOUT_S", 0.05)
     node.driver.set_fault(fault, text)
     with pytest.raises(StartContainerError) as caught:
         node.start(node.create(UUIDS[0], **{LIMIT: "1"}))

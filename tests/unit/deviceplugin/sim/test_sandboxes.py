@@ -9,8 +9,10 @@ import pytest
 
 from deviceplugin.nri.model import Adjustment, ContainerState, Mount
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
-from deviceplugin.sim.runtime import CreateContainerError, Created, Runtime, StartContainerError, write_nvidia_spec
-from deviceplugin.sim.sandboxes import sandbox_id
+from deviceplugin.sim.runtime.container import CreateContainerError, Created, StartContainerError
+from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
+from deviceplugin.sim.runtime.runtime import Runtime
+from deviceplugin.sim.runtime.sandboxes import sandbox_id
 from mpsd.config.model import GIB, SimulatedConfig, SimulatedGpu
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.model import gpu_uuid

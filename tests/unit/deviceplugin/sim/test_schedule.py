@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin.annotated.contract import DEVICES, LIMIT, MODE, REQUEST
-from deviceplugin.sim import schedule
 from deviceplugin.sim.objects.annotations import is_fractional
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
-from deviceplugin.sim.schedule import DeniedError, Group, Node, Placement, Unschedulable
+from deviceplugin.sim.scheduling import admission, fractions
+from deviceplugin.sim.scheduling.admission import DeniedError
+from deviceplugin.sim.scheduling.fractions import Group, Node, Placement, Unschedulable
 
 P = "nvidia.com/container."
 KEY = f"{P}main"
@@ -46,20 +47,20 @@ class Cluster:
 
     @property
     def node(self) -> Node:
-        groups = schedule.groups_of(self.pods, Node("n", self.gpu_mib))
+        groups = fractions.groups_of(self.pods, Node("n", self.gpu_mib))
         kept = {group.gpu for group in groups}
         return Node("n", self.gpu_mib, tuple(gpu for gpu in self.gpus if gpu not in kept), groups)
 
     def schedule(self, asked: PodSpec) -> PodSpec | Unschedulable:
         node = self.node
-        admitted = schedule.admitted(asked)
-        placement = schedule.place(admitted, node, self.new_group)
+        admitted = admission.admitted(asked)
+        placement = fractions.place(admitted, node, self.new_group)
         if isinstance(placement, Unschedulable):
             return placement
-        bound = schedule.bound(admitted, placement, node, cdi=self.cdi)
+        bound = fractions.bound(admitted, placement, node, cdi=self.cdi)
         if isinstance(bound, PodSpec):
             for group in placement.new:
-                self.pods.append(schedule.reserving(schedule.reservation(group, "n"), group.gpu))
+                self.pods.append(fractions.reserving(fractions.reservation(group, "n"), group.gpu))
             self.pods.append(bound)
         return bound
 
@@ -70,7 +71,7 @@ class Cluster:
 
     def delete(self, name: str) -> None:
         self.pods = [p for p in self.pods if p.name != name]
-        gone = schedule.vacated(self.pods)
+        gone = fractions.vacated(self.pods)
         self.pods = [p for p in self.pods if p not in gone]
 
 
@@ -78,9 +79,9 @@ class Cluster:
 
 
 def test_the_limits_of_a_whole_pod_become_keys_of_its_container() -> None:
-    found = schedule.admitted(pod({"gpu-memory": "4096", "gpu-memory.limit": "8Gi"})).annotations
+    found = admission.admitted(pod({"gpu-memory": "4096", "gpu-memory.limit": "8Gi"})).annotations
     assert (found[f"{KEY}{REQUEST}"], found[f"{KEY}{LIMIT}"]) == ("4096Mi", "8Gi")
-    found = schedule.admitted(pod({"gpu-fraction": "0.5", "gpu-fraction.limit": "0.75"})).annotations
+    found = admission.admitted(pod({"gpu-fraction": "0.5", "gpu-fraction.limit": "0.75"})).annotations
     assert found[PORTION] == "0.75"
     assert f"{KEY}{REQUEST}" not in found, "the size of a GPU is not known yet"
 
@@ -136,14 +137,14 @@ def test_the_limits_of_a_whole_pod_become_keys_of_its_container() -> None:
 )
 def test_what_admission_denies(annotations: dict[str, str], text: str) -> None:
     with pytest.raises(DeniedError) as caught:
-        schedule.admitted(pod(annotations, containers=("main", "b")))
+        admission.admitted(pod(annotations, containers=("main", "b")))
     assert text in str(caught.value)
 
 
 def test_whole_gpus_are_not_mixed_with_fractions() -> None:
     asked = PodSpec("p", (ContainerSpec("main", {"nvidia.com/gpu": 1}),), annotations={"gpu-fraction": "0.5"})
     with pytest.raises(DeniedError, match="cannot have both GPU fraction request and whole GPU"):
-        schedule.admitted(asked)
+        admission.admitted(asked)
 
 
 @pytest.mark.parametrize("value", ["0.5", ".5", "5e-1", "+0.5", "0.50000"])
@@ -196,7 +197,7 @@ def test_a_portion_that_rounds_to_nothing_is_not_bound() -> None:
 
 
 def test_a_reservation_pod() -> None:
-    made = schedule.reservation(Group("g", "GPU-0", "sm-sharing"), "n")
+    made = fractions.reservation(Group("g", "GPU-0", "sm-sharing"), "n")
     digest = hashlib.sha256(b"n/g").hexdigest()[:16]
     assert made.full_name == f"kai-resource-reservation/gpu-reservation-{digest}"
     assert made.labels == {"runai-gpu-group": "g", "app": "kai-resource-reservation"}
@@ -204,7 +205,7 @@ def test_a_reservation_pod() -> None:
     assert made.annotations[f"{P}resource-reservation{MODE}"] == "sm-sharing"
     assert "run.ai/reserve_for_gpu_index" not in made.annotations, "it does not know its GPU before it runs"
     assert not is_fractional(made)
-    assert schedule.is_reservation(made)
+    assert fractions.is_reservation(made)
 
 
 # --- placement
@@ -268,8 +269,8 @@ def test_a_gpu_is_free_for_any_mode_once_its_last_pod_is_gone() -> None:
 
 
 def test_a_group_without_a_mode_is_time_slicing() -> None:
-    keeper = replace(schedule.reservation(Group("g", "GPU-0", ""), "n"), annotations={})
-    assert schedule.groups_of([keeper], Node("n", 1000))[0].mode == "time-slicing"
+    keeper = replace(fractions.reservation(Group("g", "GPU-0", ""), "n"), annotations={})
+    assert fractions.groups_of([keeper], Node("n", 1000))[0].mode == "time-slicing"
 
 
 asks = st.builds(
@@ -297,7 +298,7 @@ def test_the_two_rules_hold_always(gpu_mib: int, steps: list[Any]) -> None:
             cluster.schedule(pod(annotations, f"p{number}"))
         users: dict[str, list[PodSpec]] = {}
         for one in cluster.pods:
-            if not schedule.is_reservation(one):
+            if not fractions.is_reservation(one):
                 for gpu in one.annotations[f"{KEY}{DEVICES}"].split(","):
                     users.setdefault(gpu, []).append(one)
         groups = {group.gpu: group for group in cluster.node.groups}
@@ -310,7 +311,7 @@ def test_the_two_rules_hold_always(gpu_mib: int, steps: list[Any]) -> None:
 
 
 def test_placement_is_a_value() -> None:
-    placed = schedule.place(request("1Gi"), Node("n", 8000, ("GPU-7",)), lambda gpu: f"of {gpu}")
+    placed = fractions.place(request("1Gi"), Node("n", 8000, ("GPU-7",)), lambda gpu: f"of {gpu}")
     assert placed == Placement(
         (Group("of GPU-7", "GPU-7", "time-slicing"),), (Group("of GPU-7", "GPU-7", "time-slicing"),)
     )

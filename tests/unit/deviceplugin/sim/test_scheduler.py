@@ -9,13 +9,13 @@ import pytest
 
 from deviceplugin.annotated.contract import DEVICES, MODE, REQUEST
 from deviceplugin.kubelet.podresources import PodResourcesClient
-from deviceplugin.sim.kubelet import AdmittedPod, Phase, StubKubelet
-from deviceplugin.sim.manifests import LoadedPod
+from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase, StubKubelet
 from deviceplugin.sim.objects.annotations import PREFIX
+from deviceplugin.sim.objects.manifests import LoadedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
-from deviceplugin.sim.runtime import write_nvidia_spec
-from deviceplugin.sim.schedule import DeniedError
+from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
 from deviceplugin.sim.scheduler import Scheduler, check, denials
+from deviceplugin.sim.scheduling.admission import DeniedError
 from mpsd.common.errors import ConfigError
 from tests.unit.deviceplugin.sim.scriptednri import ScriptedNri
 

@@ -10,7 +10,7 @@ from deviceplugin.kubelet import session as session_module
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.session import Session, SessionState
 from deviceplugin.kubelet.sessions import Sessions
-from deviceplugin.sim.kubelet import StubKubelet
+from deviceplugin.sim.kubelet.kubelet import StubKubelet
 from mpsd.common import threads
 from mpsd.common.errors import TransientError
 from mpsd.common.socketfile import SocketFile

@@ -15,7 +15,7 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.api import podresources_v1_pb2 as podresources_pb
 from deviceplugin.api import podresources_v1_pb2_grpc as podresources_rpc
-from deviceplugin.sim.devicemanager import Endpoint, PluginError
+from deviceplugin.sim.kubelet.devicemanager import Endpoint, PluginError
 from deviceplugin.sim.objects.pods import is_extended_resource
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from typing import Protocol
 import msgspec
 
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Pod
-from deviceplugin.sim.nri import NriError
 from deviceplugin.sim.objects.pods import PodSpec
+from deviceplugin.sim.runtime.nri import NriError
 
 Inventory = tuple[Sequence[Pod], Sequence[Container]]
 
@@ -29,7 +29,7 @@ _RECORDED_S = 0.05
 
 
 class Nri(Protocol):
-    """The runtime's side of NRI: `deviceplugin.sim.nri.NriRuntime`. Calls raise NriError where a plugin refuses."""
+    """The runtime's side of NRI: `runtime.nri.NriRuntime`. Calls raise NriError where a plugin refuses."""
 
     @property
     def plugins(self) -> Sequence[str]: ...

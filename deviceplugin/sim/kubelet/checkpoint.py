@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from deviceplugin.sim.devicemanager import Held, Slot
+from deviceplugin.sim.kubelet.devicemanager import Held, Slot
 
 FILE_NAME = "kubelet_internal_checkpoint"
 

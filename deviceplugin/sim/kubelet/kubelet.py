@@ -25,9 +25,8 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.api import podresources_v1_pb2 as podresources_pb
 from deviceplugin.api import podresources_v1_pb2_grpc as podresources_rpc
-from deviceplugin.sim import checkpoint
-from deviceplugin.sim.cri import CriServer
-from deviceplugin.sim.devicemanager import (
+from deviceplugin.sim.kubelet import checkpoint
+from deviceplugin.sim.kubelet.devicemanager import (
     AllocationError,
     DeviceManager,
     Held,
@@ -36,11 +35,13 @@ from deviceplugin.sim.devicemanager import (
     ShortError,
     Slot,
 )
+from deviceplugin.sim.kubelet.plugins import PodResources, Registry
 from deviceplugin.sim.objects.pods import PodSpec, Role
-from deviceplugin.sim.placement import Lack
-from deviceplugin.sim.plugins import PodResources, Registry
-from deviceplugin.sim.runtime import Container, CreateContainerError, Runtime, StartContainerError, State
-from deviceplugin.sim.sandboxes import Nri, NriFactory
+from deviceplugin.sim.runtime.container import Container, CreateContainerError, StartContainerError, State
+from deviceplugin.sim.runtime.cri import CriServer
+from deviceplugin.sim.runtime.runtime import Runtime
+from deviceplugin.sim.runtime.sandboxes import Nri, NriFactory
+from deviceplugin.sim.scheduling.placement import Lack
 from mpsd.common.errors import GpufracError
 
 ADMISSION_ERROR = "UnexpectedAdmissionError"
