@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
-from msgspec import structs
 
 from cdi.registry import DEFAULT_DIRECTORIES
 from cdi.writer import SpecDirectory
@@ -44,7 +43,7 @@ from mpsd.common.processes import processes_of_pods
 from mpsd.common.socketfile import SocketFile
 from mpsd.common.threads import GuardedThread
 from mpsd.config.model import NodeConfig
-from mpsd.config.show import differing
+from mpsd.config.reload import Process, merge
 from mpsd.config.watch import ConfigWatcher
 from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.methods import operating, reading
@@ -376,7 +375,7 @@ class Services:
             lastknown.store(self._known_path, known)
 
     def _on_config(self, config: NodeConfig) -> None:
-        effective, ignored = merge_reload(self._broker.node.config, config)
+        effective, ignored = merge(Process.PLUGIN, self._broker.node.config, config)
         self._config_error, self._restart_needed = "", ", ".join(ignored)
         self._broker.apply_config(effective)
         self._broker.publish()
@@ -415,27 +414,3 @@ def _params(params: Mapping[str, object], shape: type[T]) -> T:
         return msgspec.convert(params, shape)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"cannot use the parameters: {error}") from error
-
-
-FIXED = (
-    "kubelet_root",
-    "kubelet_device_plugins",
-    "state_root",
-    "backend",
-    "simulated",
-    "metrics_address",
-    "annotations",
-    "nri",
-    "kubernetes",
-)
-FIXED_MPS = ("run_root", "log_root", "namespace_mount", "shared_memory", "writable_mount")
-"""What mpsd, too, takes at its start only."""
-
-
-def merge_reload(old: NodeConfig, new: NodeConfig) -> tuple[NodeConfig, tuple[str, ...]]:
-    """The config to put in force, and the keys of the new file that need a restart (pure)."""
-    mps = structs.replace(new.mps, **{name: getattr(old.mps, name) for name in FIXED_MPS})
-    cdi = structs.replace(new.cdi, directory=old.cdi.directory)
-    kept = {name: getattr(old, name) for name in FIXED}
-    merged = structs.replace(new, mps=mps, cdi=cdi, **kept)
-    return merged, differing(merged, new)

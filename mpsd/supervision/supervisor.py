@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 
-import msgspec
-
 from mpsd.common.errors import GpufracError, TransientError
 from mpsd.common.lanes import Lane
 from mpsd.common.log import get_logger
 from mpsd.config.model import NodeConfig
-from mpsd.config.show import differing
+from mpsd.config.reload import Process, merge
 from mpsd.daemon import process
 from mpsd.daemon.controller import NotAClientError
 from mpsd.daemon.host import DaemonHost
@@ -299,11 +297,8 @@ class Supervisor:
 
     def _on_config(self, config: NodeConfig) -> None:
         node = self._node
-        old = node.config
-        node.config = msgspec.structs.replace(
-            config, mps=old.mps, backend=old.backend, simulated=old.simulated, state_root=old.state_root
-        )
-        node.config_error, node.config_restart_needed = "", ", ".join(differing(node.config, config))
+        node.config, waiting = merge(Process.MPSD, node.config, config)
+        node.config_error, node.config_restart_needed = "", ", ".join(waiting)
         if node.config_restart_needed:
             log.warning("config changed in part; the rest takes a restart of mpsd", rest=node.config_restart_needed)
         self._gpus.number()
