@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase, StubKubelet
+from deviceplugin.sim.kubelet.kubelet import StubKubelet
+from deviceplugin.sim.kubelet.pod import AdmittedPod, Phase
 from deviceplugin.sim.objects.pods import PodSpec
 from deviceplugin.sim.runtime.container import Container
 from deviceplugin.sim.scheduling import placement

@@ -27,7 +27,8 @@ from deviceplugin.nri import runtimes
 from deviceplugin.nri.model import Runtime
 from deviceplugin.sim import report, scheduler
 from deviceplugin.sim.cluster import ClusterScheduler, waiting
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod, PodError, StubKubelet
+from deviceplugin.sim.kubelet.kubelet import StubKubelet
+from deviceplugin.sim.kubelet.pod import AdmittedPod, PodError
 from deviceplugin.sim.objects import annotations
 from deviceplugin.sim.objects.manifests import LoadedPod
 from deviceplugin.sim.objects.pods import NODE_NAME, PodSpec

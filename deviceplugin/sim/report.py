@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deviceplugin.annotated.contract import ask_of
-from deviceplugin.sim.kubelet.kubelet import START_ERROR, AdmittedPod, Phase
+from deviceplugin.sim.kubelet.pod import START_ERROR, AdmittedPod, Phase
 from deviceplugin.sim.objects.annotations import PREFIX, Asked, asked_of, wanting
 from deviceplugin.sim.objects.pods import environment
 from deviceplugin.sim.runtime.container import Container, State

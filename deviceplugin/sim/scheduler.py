@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from deviceplugin.annotated.contract import DEVICES
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.sim.kubelet.devicemanager import Held
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase, StubKubelet
+from deviceplugin.sim.kubelet.kubelet import StubKubelet
+from deviceplugin.sim.kubelet.pod import AdmittedPod, Phase
 from deviceplugin.sim.objects.annotations import INPUTS, SCHEDULER, is_fractional
 from deviceplugin.sim.objects.manifests import LoadedPod
 from deviceplugin.sim.objects.pods import NODE_NAME, PodSpec

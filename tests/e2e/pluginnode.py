@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from deviceplugin.plan.model import Allocation
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod, StubKubelet
+from deviceplugin.sim.kubelet.kubelet import StubKubelet
+from deviceplugin.sim.kubelet.pod import AdmittedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime.nri import NriRuntime
 from deviceplugin.status.status import PluginStatus

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.annotated.absence import STARTED_ALONE
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod
+from deviceplugin.sim.kubelet.pod import AdmittedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime.container import State
 from deviceplugin.sim.runtime.nvidia import write_nvidia_spec

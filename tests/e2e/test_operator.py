@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod
+from deviceplugin.sim.kubelet.pod import AdmittedPod
 from mpsd.config.model import GIB
 from tests.e2e.mpsdnode import ROOT, end, first_line
 from tests.e2e.pluginnode import SMALL, PluginNode, plugin_node

@@ -18,7 +18,7 @@ import pytest
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod
+from deviceplugin.sim.kubelet.pod import AdmittedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
 from deviceplugin.status.status import PluginStatus

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod
+from deviceplugin.sim.kubelet.pod import AdmittedPod
 from deviceplugin.sim.node import SimulatedNode
 from deviceplugin.sim.objects.manifests import LoadedPod, parse_manifests
 from mpsd.config.load import parse_config

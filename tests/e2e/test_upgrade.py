@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.sim.kubelet import checkpoint
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod
+from deviceplugin.sim.kubelet.pod import AdmittedPod
 from deviceplugin.sim.node import SimulatedNode
 from deviceplugin.sim.runtime.container import Container, State
 from mpsd.common.marker import MARKER

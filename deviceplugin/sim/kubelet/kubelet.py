@@ -5,122 +5,28 @@ file. Everything else is new, and every plugin has to register again. What it do
 probes, restarts of containers that end by themselves.
 """
 
-import contextlib
-import heapq
 import os
 import random
 import shutil
-import stat
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from enum import StrEnum
 
-import grpc
-
-from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
-from deviceplugin.api import podresources_v1_pb2 as podresources_pb
-from deviceplugin.api import podresources_v1_pb2_grpc as podresources_rpc
-from deviceplugin.sim.kubelet import checkpoint
-from deviceplugin.sim.kubelet.devicemanager import (
-    AllocationError,
-    DeviceManager,
-    Held,
-    NodeResource,
-    PluginError,
-    ShortError,
-    Slot,
-)
-from deviceplugin.sim.kubelet.plugins import PodResources, Registry
-from deviceplugin.sim.objects.pods import PodSpec, Role
-from deviceplugin.sim.runtime.container import Container, CreateContainerError, StartContainerError, State
+from deviceplugin.sim.kubelet.devicemanager import AllocationError, DeviceManager, Held, NodeResource, ShortError
+from deviceplugin.sim.kubelet.pod import AdmittedPod, Phase, PodError
+from deviceplugin.sim.kubelet.process import Process
+from deviceplugin.sim.kubelet.starting import Starter, again
+from deviceplugin.sim.objects.pods import PodSpec
+from deviceplugin.sim.runtime.container import Container, State
 from deviceplugin.sim.runtime.cri import CriServer
 from deviceplugin.sim.runtime.runtime import Runtime
 from deviceplugin.sim.runtime.sandboxes import Nri, NriFactory
-from deviceplugin.sim.scheduling.placement import Lack
 from mpsd.common.errors import GpufracError
 
 ADMISSION_ERROR = "UnexpectedAdmissionError"
 READMIT_S = 0.95
 """How long after its registration server a restarted kubelet admits its first pods (verified)."""
-BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.05, 1.0
-"""Pauses between tries to create a container. A real kubelet's last one is longer (6 s were seen)."""
-WORKERS = 16
-START_ERROR = "StartError"
-
-
-class PodError(GpufracError):
-    """No such pod or container, or one of that name is there already."""
-
-
-class Phase(StrEnum):
-    """Of a pod on this node; PENDING: no scheduler gave it to the node."""
-
-    PENDING = "Pending"
-    ADMITTED = "Admitted"
-    FAILED = "Failed"
-    DELETED = "Deleted"
-
-
-@dataclass(slots=True, eq=False)
-class AdmittedPod:
-    """A pod of this node. `notes`: what a user would be misled about otherwise; `given`: devices of other plugins than
-    those that are here, by container and resource; `short`: refused for too few devices now; `lacks`: why it is
-    PENDING; `unserved`: resources by container that no plugin serves: a kubelet takes no notice of them."""
-
-    spec: PodSpec
-    uid: str
-    containers: tuple[Container, ...]
-    given: Mapping[str, Mapping[str, Held]] = field(default_factory=dict)
-    phase: Phase = Phase.ADMITTED
-    reason: str = ""
-    message: str = ""
-    notes: list[str] = field(default_factory=list)
-    short: bool = False
-    lacks: tuple[Lack, ...] = ()
-    unserved: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def container(self, name: str = "") -> Container:
-        """A container by name; without one, the only app container. Raises PodError."""
-        apps = [c for c in self.containers if c.spec.role is Role.APP]
-        if not name and len(apps) == 1:
-            return apps[0]
-        for container in self.containers:
-            if container.spec.name == name:
-                return container
-        known = ", ".join(c.spec.name for c in self.containers)
-        wanted = f"container {name!r} of pod" if name else "one container of pod"
-        raise PodError(f"cannot find {wanted} {self.spec.full_name}: it has {known}; name one of them")
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing of it waits any more, but for what never comes."""
-        return (
-            self.phase is not Phase.ADMITTED or self.stuck or all(c.state is not State.WAITING for c in self.containers)
-        )
-
-    @property
-    def refused_since_s(self) -> float | None:
-        """Since when nothing happens to it but the same refusals of an NRI plugin, None where something else may."""
-        since_s: float | None = None
-        for container in self.containers:
-            if container.state is State.WAITING:
-                if container.refused_since_s is None:
-                    return None
-                since_s = max(since_s or 0.0, container.refused_since_s)
-                if container.spec.role is not Role.APP:
-                    break  # what comes after has to wait for it
-        return since_s
-
-    @property
-    def stuck(self) -> bool:
-        """Whether an init container failed for good: what comes after it is never made."""
-        return any(c.spec.role is not Role.APP and c.reason == START_ERROR for c in self.containers)
 
 
 class StubKubelet:
@@ -179,11 +85,12 @@ class StubKubelet:
         self._call_timeout_s = call_timeout_s
         self._rng = rng or random.Random()  # noqa: S311
         self._monotonic = monotonic
+        self._starter = Starter(self._runtime, self._pods_directory, self._rng, monotonic)
         self._changed = threading.Condition()
         self._admission = threading.Lock()
         self._pods: dict[str, AdmittedPod] = {}
         self._leftover: dict[str, AdmittedPod] = {}
-        self._process: _Process | None = None
+        self._process: Process | None = None
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -195,11 +102,17 @@ class StubKubelet:
         assert self._process is None
         for directory in (self.device_plugins, os.path.dirname(self.pod_resources_socket), self._pods_directory):
             os.makedirs(directory, mode=0o750, exist_ok=True)
-        held, registered = checkpoint.read(self.device_plugins)
-        _remove_sockets(self.device_plugins)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.pod_resources_socket)
-        process = _Process(self, held, registered)
+        process = Process(
+            device_plugins=self.device_plugins,
+            socket=self.socket,
+            pod_resources_socket=self.pod_resources_socket,
+            active=self._active,
+            advance=self._starter.advance,
+            notify=self._notify,
+            call_timeout_s=self._call_timeout_s,
+            rng=self._rng,
+            monotonic=self._monotonic,
+        )
         try:
             self._serve_runtime()
             process.start()
@@ -326,7 +239,7 @@ class StubKubelet:
         with pod.lock:
             if container.process is not None:
                 self._runtime.end([container.process], pod.uid, container.spec.name)
-            self._again(container)
+            again(container)
         self._running.enqueue(pod)
 
     def exec_environment(self, pod: AdmittedPod, container: Container, pid: int | None = None) -> dict[str, str]:
@@ -409,7 +322,7 @@ class StubKubelet:
     # --- inside --------------------------------------------------------------------------------------------------
 
     @property
-    def _running(self) -> "_Process":
+    def _running(self) -> Process:
         if self._process is None:
             raise GpufracError("cannot ask the stub kubelet: it is stopped; start it first")
         return self._process
@@ -457,40 +370,6 @@ class StubKubelet:
             self._runtime.remove(pod.uid)
         shutil.rmtree(os.path.join(self._pods_directory, pod.uid), ignore_errors=True)
 
-    def _list(self, devices: DeviceManager) -> podresources_pb.ListPodResourcesResponse:
-        """PodResources: active pods, app containers and sidecars; one entry per device."""
-        pods = self._active()
-        devices.reclaim()
-        answer = podresources_pb.ListPodResourcesResponse()
-        for pod in pods:
-            shown = answer.pod_resources.add(name=pod.spec.name, namespace=pod.spec.namespace)
-            for container in pod.containers:
-                if container.spec.role is Role.INIT:
-                    continue
-                entry = shown.containers.add(name=container.spec.name)
-                for resource, held in devices.held(pod.uid, container.spec.name).items():
-                    for ids in held.by_numa.values():
-                        for identifier in ids:
-                            entry.devices.add(resource_name=resource, device_ids=[identifier])
-        return answer
-
-    def _advance(self, devices: DeviceManager, pod: AdmittedPod) -> float | None:
-        """Starts what may start. Seconds until it is worth trying again, None when all run."""
-        with pod.lock:
-            if pod.phase is not Phase.ADMITTED:
-                return None
-            waits: list[float] = []
-            for container in pod.containers:
-                if container.state is State.WAITING:
-                    wait_s = self._try_create(devices, pod, container)
-                    if wait_s is not None:
-                        waits.append(wait_s)
-                        if container.spec.role is not Role.APP:
-                            break  # what comes after has to wait for it
-                if pod.stuck:
-                    break
-            return min(waits, default=None)
-
     def _stop_container(self, identifier: str) -> None:
         """What CRI's StopContainer does, whoever asks. What comes then is a matter of restartPolicy."""
         for pod in self._active():
@@ -504,166 +383,8 @@ class StubKubelet:
                         if pod.spec.restart_policy == "Never":
                             container.state, container.reason = State.TERMINATED, "Error"
                         else:
-                            self._again(container)
+                            again(container)
             process = self._process
             if process is not None:
                 process.enqueue(pod)
         self._notify()
-
-    def _again(self, container: Container) -> None:
-        """A container whose process has ended is to be made anew."""
-        container.state, container.reason, container.message = State.WAITING, "ContainerCreating", ""
-        container.restarts += 1
-        container.retry_at_s = container.backoff_s = 0.0
-        container.refused_since_s = None
-
-    def _try_create(self, devices: DeviceManager, pod: AdmittedPod, container: Container) -> float | None:
-        now_s = self._monotonic()
-        if now_s < container.retry_at_s:
-            return container.retry_at_s - now_s
-        held = devices.held(pod.uid, container.spec.name)
-        # Made before each creation, for the termination message.
-        os.makedirs(os.path.join(self._pods_directory, pod.uid, "containers", container.spec.name), exist_ok=True)
-        try:
-            self._runtime.run_sandbox(pod.spec, pod.uid)
-            self._pre_start(devices, held)
-            answers = [pb.ContainerAllocateResponse.FromString(slot.answer) for slot in held.values()]
-            self._rng.shuffle(answers)
-            created = self._runtime.create(pod.spec, pod.uid, container.spec, answers)
-            container.id = created.id
-            to_completion = container.spec.role is Role.INIT
-            process, env = self._runtime.start(created, to_completion=to_completion)
-        except CreateContainerError as error:
-            return self._failed(pod, container, error, now_s)
-        container.process, container.process_env, container.edits = process, env, created.edits
-        container.reason = container.message = ""
-        container.refused_since_s = None
-        container.state = State.RUNNING
-        if to_completion:
-            process.wait()
-            self._runtime.end((), pod.uid, container.spec.name)
-            container.state, container.reason = State.TERMINATED, "Completed"
-        return None
-
-    def _failed(
-        self, pod: AdmittedPod, container: Container, error: CreateContainerError, now_s: float
-    ) -> float | None:
-        """A container could not be created or started. Seconds until it is tried again, None for never."""
-        same = (container.reason, container.message)
-        container.message = str(error)
-        if isinstance(error, StartContainerError):
-            container.reason = "RunContainerError"
-            if pod.spec.restart_policy == "Never":
-                container.state, container.reason = State.TERMINATED, START_ERROR
-                return None
-        else:
-            container.reason = "CreateContainerError"
-        if not error.refused:
-            container.refused_since_s = None
-        elif container.refused_since_s is None or same != (container.reason, container.message):
-            container.refused_since_s = now_s
-        container.backoff_s = min(BACKOFF_LAST_S, container.backoff_s * 1.5 or BACKOFF_FIRST_S)
-        container.retry_at_s = now_s + container.backoff_s
-        return container.backoff_s
-
-    def _pre_start(self, devices: DeviceManager, held: Mapping[str, Held]) -> None:
-        for resource, slot in held.items():
-            endpoint = devices.endpoint(resource)
-            if endpoint is None or not endpoint.options.pre_start_required:
-                continue
-            try:
-                endpoint.pre_start(sorted(slot.ids))
-            except PluginError as error:
-                raise CreateContainerError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
-
-
-class _Process:
-    """What one kubelet process has in memory: servers, plugins, devices, and the thread that starts containers."""
-
-    def __init__(self, kubelet: StubKubelet, held: Mapping[Slot, Held], registered: Sequence[str]) -> None:
-        self._kubelet = kubelet
-        self.stopping = threading.Event()
-        self.devices = DeviceManager(
-            held,
-            registered,
-            active_pods=lambda: {pod.uid for pod in kubelet._active()},
-            save=lambda held, registered: checkpoint.write(kubelet.device_plugins, held, registered),
-            on_change=kubelet._notify,
-            rng=kubelet._rng,
-            monotonic=kubelet._monotonic,
-        )
-        self.registry = Registry(kubelet.device_plugins, self.devices, call_timeout_s=kubelet._call_timeout_s)
-        self._servers: list[grpc.Server] = []
-        self._pools: list[ThreadPoolExecutor] = []
-        self._queue: list[tuple[float, int, AdmittedPod]] = []
-        self._queued = threading.Condition()
-        self._count = 0
-        self._worker = threading.Thread(target=self._work, name="pod-worker", daemon=True)
-
-    def start(self) -> None:
-        """Serves. Raises RuntimeError."""
-        lister = PodResources(lambda: self._kubelet._list(self.devices))
-        pods = self._server("pod-resources")
-        podresources_rpc.add_PodResourcesListerServicer_to_server(lister, pods)
-        registration = self._server("registration")
-        rpc.add_RegistrationServicer_to_server(self.registry, registration)
-        for server, path in ((pods, self._kubelet.pod_resources_socket), (registration, self._kubelet.socket)):
-            server.add_insecure_port(f"unix:{path}")
-            server.start()
-            self._servers.append(server)
-            os.chmod(path, 0o600)
-        self._worker.start()
-
-    def close(self) -> None:
-        self.stopping.set()
-        with self._queued:
-            self._queued.notify_all()
-        stopped = [server.stop(0.2) for server in self._servers]
-        self.registry.close()
-        for event in stopped:
-            event.wait()
-        for pool in self._pools:
-            pool.shutdown()  # gRPC leaves its threads to the garbage collector
-        if self._worker.ident is not None:
-            self._worker.join()
-
-    def _server(self, name: str) -> grpc.Server:
-        pool = ThreadPoolExecutor(WORKERS, thread_name_prefix=name)
-        self._pools.append(pool)
-        return grpc.server(
-            pool, options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 * 1024 * 1024))
-        )
-
-    def enqueue(self, pod: AdmittedPod, after_s: float = 0.0) -> None:
-        """Has the worker look at a pod."""
-        with self._queued:
-            self._count += 1
-            heapq.heappush(self._queue, (self._kubelet._monotonic() + after_s, self._count, pod))
-            self._queued.notify_all()
-
-    def kick(self) -> None:
-        """Has the worker look at every pod."""
-        for pod in self._kubelet._active():
-            self.enqueue(pod)
-
-    def _work(self) -> None:
-        while not self.stopping.is_set():
-            with self._queued:
-                wait_s = self._queue[0][0] - self._kubelet._monotonic() if self._queue else None
-                if wait_s is None or wait_s > 0:
-                    self._queued.wait(wait_s)
-                    continue
-                pod = heapq.heappop(self._queue)[2]
-            after_s = self._kubelet._advance(self.devices, pod)
-            if after_s is not None:
-                self.enqueue(pod, after_s)
-            self._kubelet._notify()
-
-
-def _remove_sockets(directory: str) -> None:
-    """Removes sockets; files and directories stay, as with kubelets since 1.12."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # its plugin may be removing it just now
-                if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                    os.unlink(entry.path)

@@ -15,7 +15,8 @@ from cdi.model import ContainerEdits, Device, Mount, Spec
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.kubelet import checkpoint as plugin_checkpoint
 from deviceplugin.kubelet.podresources import PodResourcesClient, PodResourcesError
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase, PodError, StubKubelet
+from deviceplugin.sim.kubelet.kubelet import StubKubelet
+from deviceplugin.sim.kubelet.pod import AdmittedPod, Phase, PodError
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime.container import State
 from mpsd.common.errors import GpufracError

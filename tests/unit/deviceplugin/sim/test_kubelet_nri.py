@@ -13,7 +13,8 @@ from deviceplugin.kubelet.cri import stop_container
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.nri.model import Adjustment, ContainerState
 from deviceplugin.sim.kubelet.devicemanager import Held
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase, StubKubelet
+from deviceplugin.sim.kubelet.kubelet import StubKubelet
+from deviceplugin.sim.kubelet.pod import AdmittedPod, Phase
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime.container import State
 from deviceplugin.sim.runtime.nri import NriRuntime

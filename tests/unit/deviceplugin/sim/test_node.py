@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from deviceplugin.sim import report
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase
+from deviceplugin.sim.kubelet.pod import AdmittedPod, Phase
 from deviceplugin.sim.node import NodeError, SimulatedNode, default_config, node_config, takes_cdi
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime.container import Container, State

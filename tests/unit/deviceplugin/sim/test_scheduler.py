@@ -9,7 +9,8 @@ import pytest
 
 from deviceplugin.annotated.contract import DEVICES, MODE, REQUEST
 from deviceplugin.kubelet.podresources import PodResourcesClient
-from deviceplugin.sim.kubelet.kubelet import AdmittedPod, Phase, StubKubelet
+from deviceplugin.sim.kubelet.kubelet import StubKubelet
+from deviceplugin.sim.kubelet.pod import AdmittedPod, Phase
 from deviceplugin.sim.objects.annotations import PREFIX
 from deviceplugin.sim.objects.manifests import LoadedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
