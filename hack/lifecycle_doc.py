@@ -4,6 +4,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+from mpsd.common.reason import Reason
 from mpsd.config.model import WedgePolicy
 from mpsd.daemon import lifecycle as life
 from mpsd.localapi.snapshot import DaemonState
@@ -11,12 +12,14 @@ from mpsd.supervision.ends import ENDS
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "lifecycle.md"
 
+REASON = Reason("Because", "")
+
 EXAMPLES: dict[type[life.Event], list[life.Event]] = {
     life.Unwanted: [life.Unwanted(busy=busy) for busy in (True, False)],
-    life.SpawnFailed: [life.SpawnFailed("", permanent=permanent) for permanent in (True, False)],
-    life.Replace: [life.Replace("x", now=now) for now in (True, False)],
+    life.SpawnFailed: [life.SpawnFailed(REASON, permanent=permanent) for permanent in (True, False)],
+    life.Replace: [life.Replace(REASON, now=now) for now in (True, False)],
     **{
-        kind: [kind("")]  # type: ignore[call-arg]
+        kind: [kind(REASON)]  # type: ignore[call-arg]
         for kind in (life.Exited, life.ConfigFailed, life.ProbeFailed, life.Troubled, life.KillFailed)
     },
 }
@@ -37,7 +40,7 @@ MEANING = {
 def outcomes(state: DaemonState, kind: type[life.Event]) -> set[tuple[DaemonState, tuple[str, ...]]]:
     """Every state and effects that an event can lead to, over all that the row looks at."""
     found = set()
-    flags = product((True, False), (True, False), (0, 9), (True, False), ("", "x"), (0, 1), (0, 9), WedgePolicy)
+    flags = product((True, False), (True, False), (0, 9), (True, False), (None, REASON), (0, 1), (0, 9), WedgePolicy)
     for wanted, pending, strikes, wedged, replacing, failures, kills, on_wedge in flags:
         before = life.Lifecycle(
             state=state,

@@ -25,6 +25,7 @@ from mpsd.config.model import (
 )
 from mpsd.daemon.plan import group_usable_bytes
 from mpsd.gpu.model import GpuHealth
+from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus
 from mpsd.shares.capability import client_limit
 from mpsd.shares.groups import Group, group_of, groups
@@ -54,8 +55,6 @@ FOR_ANNOTATED = "set aside for annotated pods: resources take nothing here"
 RESERVED = "a scheduler's reservation pod holds it for annotated pods: resources take nothing new there"
 
 ITS_DAEMON = "its MPS daemon"
-REPLACED = "it is replaced when "
-"""How mpsd begins the reason of a daemon that drains because an operator has it replaced."""
 
 
 def gpu_view(
@@ -117,7 +116,7 @@ def daemon_reason(daemon: DaemonStatus) -> str:
 def daemon_text(daemon: DaemonStatus) -> str:
     """What is with a GPU's MPS daemon."""
     reason = daemon_reason(daemon)
-    if daemon.state is DaemonState.DRAINING and reason.startswith(REPLACED) and not daemon.wedged:
+    if daemon.reason_code == DaemonCode.REPLACED_WHEN_IDLE and not daemon.wedged:
         return f"{ITS_DAEMON} {reason.removeprefix('it ')}"
     if daemon.state is DaemonState.ABSENT and not reason:
         return f"{ITS_DAEMON} does not run"

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import msgspec
 
 from mpsd.common.ranges import Count, MpsProtocol, Name, Path, Pid
+from mpsd.common.reason import Reason
 from mpsd.daemon.plan import DAEMON_MARKER, SHARED_MEMORY_MARKER, DaemonSpec
+from mpsd.localapi.reasons import DaemonCode
 
 PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 PROTOCOL_VERSION = "CUDA_MPS_PROTOCOL_VERSION"
@@ -128,12 +130,14 @@ def identify(
     )
 
 
-def outdated(identity: DaemonIdentity, wanted: DaemonSpec) -> str:
-    """Why a daemon is not the one wanted though it works, empty when it is."""
+def outdated(identity: DaemonIdentity, wanted: DaemonSpec) -> Reason | None:
+    """Why a daemon is not the one wanted though it works."""
     if identity.protocol != wanted.protocol:
-        return f"it speaks MPS protocol {identity.protocol}, and {wanted.protocol} is wanted"
-    if identity.gpus and identity.gpus != wanted.gpus:  # an old record may not name them
-        return f"it serves {', '.join(identity.gpus)}, and {', '.join(wanted.gpus)} are wanted"
-    if identity.shared_memory != wanted.shared_memory:
-        return "it has no shared memory of its own" if wanted.shared_memory else "it has a shared memory of its own"
-    return ""
+        text = f"it speaks MPS protocol {identity.protocol}, and {wanted.protocol} is wanted"
+    elif identity.gpus and identity.gpus != wanted.gpus:  # an old record may not name them
+        text = f"it serves {', '.join(identity.gpus)}, and {', '.join(wanted.gpus)} are wanted"
+    elif identity.shared_memory != wanted.shared_memory:
+        text = "it has no shared memory of its own" if wanted.shared_memory else "it has a shared memory of its own"
+    else:
+        return None
+    return Reason(DaemonCode.OUTDATED, text)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mpsd.common.errors import TransientError
+from mpsd.common.reason import Reason
 from mpsd.daemon.plan import DaemonSpec
 
 QUERY_S = 5.0
@@ -27,11 +28,11 @@ class Configured:
     has the others, with reasons.
     """
 
-    note: str = ""
+    note: Reason | None = None
     attached: frozenset[str] = frozenset()
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, Reason] = field(default_factory=dict)
 
-    def without(self, objections: Mapping[str, str]) -> "Configured":
+    def without(self, objections: Mapping[str, Reason]) -> "Configured":
         """The same, but these namespaces are refused."""
         return replace(self, attached=self.attached - objections.keys(), refused={**self.refused, **objections})
 
@@ -63,7 +64,7 @@ class Controller(Protocol):
         """Has the limits in force for clients to come, read back."""
         ...
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, Reason]:
         """Queries answered now, with the values expected now. A limit of 0: none is expected, an answer is enough.
 
         Args:

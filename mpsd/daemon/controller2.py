@@ -4,10 +4,12 @@ import os
 from collections.abc import Mapping
 
 from mpsd.common.errors import ProtocolError, TransientError
+from mpsd.common.reason import Reason, joined
 from mpsd.daemon import protocol2
 from mpsd.daemon.control import ControlClient
 from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients, check_client
 from mpsd.daemon.plan import DaemonSpec
+from mpsd.localapi.reasons import DaemonCode
 
 
 class Controller2:
@@ -31,17 +33,18 @@ class Controller2:
             self._ask(spec, protocol2.set_default_limit(ordinal, spec.pinned_limit_bytes))
             self._check_default(spec, ordinal)
         # Servers keep the defaults of their start, so one that runs is raised (or lowered) for its new clients.
-        notes = []
+        notes: list[Reason] = []
         for server in self._servers(spec):
             try:
                 for ordinal in ordinals:
                     self._limit_server(spec, server, ordinal)
             except ProtocolError as error:
                 # What drivers answer here is not documented. The default holds; a limit per container lowers it.
-                notes.append(f"the limit of the running MPS server {server} is not proven: {error}")
-        return Configured("; ".join(notes))
+                text = f"the limit of the running MPS server {server} is not proven: {error}"
+                notes.append(Reason(DaemonCode.LIMIT_NOT_PROVEN, text))
+        return Configured(joined(notes))
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, Reason]:
         """See Controller. One process for each GPU; with `servers` one for their list and one for each of them."""
         for ordinal in range(len(spec.gpus)) if spec.pinned_limit_bytes else ():
             self._check_default(spec, ordinal)

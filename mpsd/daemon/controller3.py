@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from cdi.atomic import read_regular, replace_file
 from mpsd.common.errors import GpufracError, TransientError
+from mpsd.common.reason import Reason
 from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import protocol3
@@ -19,6 +20,7 @@ from mpsd.daemon.namespaces import SERVER, Namespace, is_ours
 from mpsd.daemon.paths import MAIN, DaemonDirs, link_directory, namespace_socket
 from mpsd.daemon.plan import DaemonSpec
 from mpsd.daemon.protocol3 import DEFAULT, NamespaceRow
+from mpsd.localapi.reasons import DaemonCode, NamespaceCode
 
 _LOG_TAIL_BYTES, _LOG_LINES, _LOG_CHARACTERS = 4096, 2, 200
 
@@ -70,14 +72,14 @@ class Controller3:
         attached = frozenset(wanted - refused.keys())
         return Configured(_default_note(rows), attached, refused)
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, Reason]:
         """See Controller. One process: the namespaces of `spec` are expected, and they show the server's state."""
         rows = self._list(spec)
         self._spoilt(spec, rows)
         objections = _objections(spec, rows, {})
         objections = {**_unlinked(spec), **objections}
         default = rows.get(DEFAULT.name)
-        if default is not None and (objection := _objection(DEFAULT, default, "")):
+        if default is not None and (objection := _objection(DEFAULT, default, "")) is not None:
             objections[DEFAULT.name] = objection
         return objections
 
@@ -168,21 +170,20 @@ class Controller3:
 
 
 def _nameable(spec: DaemonSpec) -> list[Namespace]:
-    return [namespace for namespace in spec.namespaces if not _name_objection(spec.dirs, namespace.name)]
+    return [namespace for namespace in spec.namespaces if _name_objection(spec.dirs, namespace.name) is None]
 
 
-def _name_objection(dirs: DaemonDirs, name: str) -> str:
+def _name_objection(dirs: DaemonDirs, name: str) -> Reason | None:
     """Why there can't be a namespace of this name. Names come from the plugin, too, and become paths."""
     if not protocol3.is_name(name):
-        return "its name is not made of a-z, 0-9 and _, at most 64 of them"
+        return Reason(NamespaceCode.BAD_NAME, "its name is not made of a-z, 0-9 and _, at most 64 of them")
     if (length := len(namespace_socket(dirs, name).encode())) > MAX_SOCKET_PATH_BYTES:
-        return (
-            f"its socket's path would have {length} bytes, more than {MAX_SOCKET_PATH_BYTES}: set a shorter mps.runRoot"
-        )
-    return ""
+        over = f"{length} bytes, more than {MAX_SOCKET_PATH_BYTES}"
+        return Reason(NamespaceCode.PATH_TOO_LONG, f"its socket's path would have {over}: set a shorter mps.runRoot")
+    return None
 
 
-def _objections(spec: DaemonSpec, rows: Mapping[str, NamespaceRow], failures: Mapping[str, str]) -> dict[str, str]:
+def _objections(spec: DaemonSpec, rows: Mapping[str, NamespaceRow], failures: Mapping[str, str]) -> dict[str, Reason]:
     """Why wanted namespaces can't be relied on, by name.
 
     Args:
@@ -195,44 +196,48 @@ def _objections(spec: DaemonSpec, rows: Mapping[str, NamespaceRow], failures: Ma
             found[namespace.name] = objection
         elif row is not None and not directories.is_socket(path := namespace_socket(spec.dirs, namespace.name)):
             lost = f"its socket was removed: end its clients: the MPS control daemon says: {failure}"
-            found[namespace.name] = lost if failure else f"its socket {path} is not there"
+            text = lost if failure else f"its socket {path} is not there"
+            found[namespace.name] = Reason(NamespaceCode.SOCKET_MISSING, text)
         elif objection := _objection(namespace, row, failure):
             found[namespace.name] = objection
     return found
 
 
-def _objection(namespace: Namespace, row: NamespaceRow | None, failure: str) -> str:
+def _objection(namespace: Namespace, row: NamespaceRow | None, failure: str) -> Reason | None:
     said = f": the MPS control daemon says: {failure}" if failure else ""
     if row is None:
-        return f"it is not there{said}"
+        return Reason(NamespaceCode.NOT_THERE, f"it is not there{said}")
     has = f"memory {row.limit}, threads {row.percent} %"
     if not protocol3.has_limits(row, namespace):
+        text = f"its limits read back as {has}, which is not what was set"
         if failure:
-            return f"its limits ({has}) can't be changed, as a rule because a client of it lives{said}"
-        return f"its limits read back as {has}, which is not what was set"
-    if failure and not protocol3.is_exact(row):
-        return f"its limits ({has}) may be rounded and can't be set anew, as a rule because a client of it lives{said}"
-    return ""
+            text = f"its limits ({has}) can't be changed, as a rule because a client of it lives{said}"
+    elif failure and not protocol3.is_exact(row):
+        text = f"its limits ({has}) may be rounded and can't be set anew, as a rule because a client of it lives{said}"
+    else:
+        return None
+    return Reason(NamespaceCode.LIMITS_DIFFER, text)
 
 
-def _default_note(rows: Mapping[str, NamespaceRow]) -> str:
+def _default_note(rows: Mapping[str, NamespaceRow]) -> Reason | None:
     row = rows.get(DEFAULT.name)
     if row is None or protocol3.has_limits(row, DEFAULT):
-        return ""
-    return f"MPS namespace {DEFAULT.name} is not capped: memory {row.limit}, threads {row.percent} %"
+        return None
+    text = f"MPS namespace {DEFAULT.name} is not capped: memory {row.limit}, threads {row.percent} %"
+    return Reason(DaemonCode.LIMIT_NOT_PROVEN, text)
 
 
-def _unlinked(spec: DaemonSpec) -> dict[str, str]:
+def _unlinked(spec: DaemonSpec) -> dict[str, Reason]:
     """Namespaces, and MAIN, whose sockets are not where containers mount them: who finds none runs without MPS."""
     names = [namespace.name for namespace in spec.namespaces] if spec.dirs.linked else []
     return {
-        name: f"its socket in {link_directory(spec.dirs, name)} is not there"
+        name: Reason(NamespaceCode.SOCKET_MISSING, f"its socket in {link_directory(spec.dirs, name)} is not there")
         for name in (*names, *((MAIN,) if spec.main_socket else ()))
         if not directories.is_linked(spec.dirs, name)
     }
 
 
-def _link(spec: DaemonSpec, refused: Collection[str], keep: Iterable[str]) -> dict[str, str]:
+def _link(spec: DaemonSpec, refused: Collection[str], keep: Iterable[str]) -> dict[str, Reason]:
     """Links the sockets where containers mount them: the main one where it is wanted, and where namespaces are linked
     those of all but `refused`. Says why one can't be linked, by name."""
     names = {namespace.name for namespace in spec.namespaces} if spec.dirs.linked else set()
@@ -242,7 +247,7 @@ def _link(spec: DaemonSpec, refused: Collection[str], keep: Iterable[str]) -> di
         try:
             directories.link_socket(spec.dirs, name)
         except TransientError as error:
-            failed[name] = str(error)
+            failed[name] = Reason(NamespaceCode.NOT_LINKED, str(error))
     if spec.dirs.linked:
         directories.prune_links(spec.dirs, {*keep, *names, *main})
     elif not main:

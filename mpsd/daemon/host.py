@@ -10,6 +10,7 @@ from typing import Protocol
 from mpsd.common import processes
 from mpsd.common.errors import ConfigError, GpufracError, TransientError
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import process, protocol3
@@ -21,6 +22,7 @@ from mpsd.daemon.controller3 import Controller3
 from mpsd.daemon.paths import DaemonDirs, base_environment, control_binary, socket_objection
 from mpsd.daemon.plan import DaemonSpec
 from mpsd.daemon.state import ChosenProtocol, StateFile
+from mpsd.localapi.reasons import DaemonCode
 
 log = get_logger("daemon")
 
@@ -40,12 +42,12 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolChoice:
-    """The protocol that daemons to be started speak. `objection` says why they can't, empty when they can. `unsure`
-    says why the control binary did not tell, empty when it did or need not: then it is asked again."""
+    """The protocol that daemons to be started speak. `objection` says why they can't. `unsure` says why the control
+    binary did not tell: then it is asked again."""
 
     protocol: int
-    objection: str = ""
-    unsure: str = ""
+    objection: Reason | None = None
+    unsure: Reason | None = None
 
 
 class Place(Protocol):
@@ -71,7 +73,7 @@ class DaemonHost(Protocol):
     def find(self, spec: DaemonSpec) -> Running | None: ...
     def spawn(self, spec: DaemonSpec) -> Running: ...
     def configure(self, spec: DaemonSpec) -> Configured: ...
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]: ...
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, Reason]: ...
     def hold_server(self, spec: DaemonSpec) -> None: ...
     def clients(self, spec: DaemonSpec) -> MpsClients: ...
     def terminate_client(self, spec: DaemonSpec, pid: int) -> None: ...
@@ -136,7 +138,8 @@ class LocalHost:
                 return ProtocolChoice(3)
             missing = f"{self._binary} does not offer it"
         if self._mps.protocol == "3":
-            return ProtocolChoice(3, f"MPS protocol 3 can't be used: {missing}: set mps.protocol to auto")
+            text = f"MPS protocol 3 can't be used: {missing}: set mps.protocol to auto"
+            return ProtocolChoice(3, Reason(DaemonCode.PROTOCOL_NOT_THERE, text))
         return ProtocolChoice(2)
 
     def _offers_protocol_3(self) -> bool:
@@ -152,15 +155,16 @@ class LocalHost:
 
     def _recorded_protocol(self, driver_version: str, error: str) -> ProtocolChoice:
         """What to do where the binary does not tell its protocols now."""
+        unsure = Reason(DaemonCode.PROTOCOL_NOT_KNOWN, error)
         recorded = self._state.saved.protocol
         usable = recorded is not None and recorded.driver_version == driver_version
         if recorded is not None and usable and self._mps.protocol in ("auto", str(recorded.protocol)):
-            return ProtocolChoice(recorded.protocol, unsure=error)
-        objection = (
+            return ProtocolChoice(recorded.protocol, unsure=unsure)
+        text = (
             f"which MPS protocols the control binary has is not known: {error}; it is asked again, or set mps.protocol "
             "to 2 for good"
         )
-        return ProtocolChoice(3, objection, unsure=error)
+        return ProtocolChoice(3, Reason(DaemonCode.PROTOCOL_NOT_KNOWN, text), unsure=unsure)
 
     def _record_protocol(self, driver_version: str, protocol: int) -> None:
         try:
@@ -264,7 +268,7 @@ class LocalHost:
         """See Controller, and the next ones too."""
         return self._controllers[spec.protocol].configure(spec)
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, Reason]:
         return self._controllers[spec.protocol].probe(spec, servers=servers)
 
     def hold_server(self, spec: DaemonSpec) -> None:

@@ -12,7 +12,9 @@ from enum import Enum
 import msgspec
 
 from mpsd.common.pacing import pause_s
+from mpsd.common.reason import Reason, message_of
 from mpsd.config.model import WedgePolicy
+from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState as State
 
 Jitter = Callable[[], float]
@@ -88,7 +90,7 @@ class Spawned(Event, frozen=True):
 class SpawnFailed(Event, frozen=True):
     """It could not be started. `permanent`: trying again soon can't help."""
 
-    reason: str
+    reason: Reason
     permanent: bool = False
 
 
@@ -99,17 +101,17 @@ class Adopted(Event, frozen=True):
 class Exited(Event, frozen=True):
     """The daemon process is gone; its servers may not be."""
 
-    reason: str
+    reason: Reason
 
 
 class Configured(Event, frozen=True):
-    """Every limit was read back. `note` says what is still short of perfect, empty when nothing."""
+    """Every limit was read back. `note` says what is still short of perfect."""
 
-    note: str = ""
+    note: Reason | None = None
 
 
 class ConfigFailed(Event, frozen=True):
-    reason: str
+    reason: Reason
 
 
 class ProbeOk(Event, frozen=True):
@@ -117,7 +119,7 @@ class ProbeOk(Event, frozen=True):
 
 
 class ProbeFailed(Event, frozen=True):
-    reason: str
+    reason: Reason
 
 
 class Drained(Event, frozen=True):
@@ -127,13 +129,13 @@ class Drained(Event, frozen=True):
 class Troubled(Event, frozen=True):
     """It said itself that a server of it is lost to its clients."""
 
-    reason: str
+    reason: Reason
 
 
 class Replace(Event, frozen=True):
     """Another is to take its place: when it is drained, or `now`, whoever uses it. No reason: it may stay after all."""
 
-    reason: str
+    reason: Reason | None
     now: bool = False
 
 
@@ -142,7 +144,7 @@ class Gone(Event, frozen=True):
 
 
 class KillFailed(Event, frozen=True):
-    reason: str
+    reason: Reason
 
 
 class DeadlinePassed(Event, frozen=True):
@@ -160,19 +162,20 @@ class Lifecycle:
     """Where a daemon is in its life.
 
     `deadline_s` is monotonic, None only in ABSENT. `pending`: an answer to CONFIGURE or PROBE is awaited. `strikes`:
-    queries failed in a row. `wedged`: so many that `Policy.on_wedge` decides. `replacing`: why another is to take its
-    place, empty when none is. `failures`: ends in a row without stable uptime between. `kills`: KILLs of this stop.
-    `ready_at_s`: when this daemon was first ready, monotonic.
+    queries failed in a row. `wedged`: so many that `Policy.on_wedge` decides, the last for the `cause`. `replacing`:
+    why another is to take its place, None when none is. `failures`: ends in a row without stable uptime between.
+    `kills`: KILLs of this stop. `ready_at_s`: when this daemon was first ready, monotonic.
     """
 
     state: State = State.ABSENT
     wanted: bool = False
     deadline_s: float | None = None
-    reason: str = ""
+    reason: Reason | None = None
     pending: bool = False
     strikes: int = 0
     wedged: bool = False
-    replacing: str = ""
+    cause: Reason | None = None
+    replacing: Reason | None = None
     failures: int = 0
     kills: int = 0
     starts: int = 0
@@ -202,7 +205,6 @@ def backoff_s(failures: int, rng: Jitter, policy: Policy) -> float:
 
 
 _DEFAULT = Policy()
-_UNKILLABLE = "it can't be killed: "
 _WHAT_NEXT = {
     WedgePolicy.REPORT: "; it is left as it is (mps.onWedge): gpufrac mpsd replace --now",
     WedgePolicy.REPLACE_WHEN_IDLE: (
@@ -223,12 +225,15 @@ class _Turn:
     policy: Policy
 
     @property
-    def reason(self) -> str:
-        return getattr(self.event, "reason", "")
+    def reason(self) -> Reason:
+        """Of an event that has one."""
+        reason = getattr(self.event, "reason", None)
+        assert isinstance(reason, Reason)
+        return reason
 
     def to(self, state: State, wait_s: float | None, *effects: Effect, **changes: object) -> Step:
         deadline_s = None if wait_s is None else self.now_s + wait_s
-        values = {"pending": False, "wedged": False, **changes}
+        values = {"pending": False, "wedged": False, "cause": None, **changes}
         return replace(self.life, state=state, deadline_s=deadline_s, **values), effects  # type: ignore[arg-type]
 
     def keep(self, **changes: object) -> Step:
@@ -240,32 +245,34 @@ Row = Callable[[_Turn], Step]
 
 def _start(turn: _Turn) -> Step:
     starts = turn.life.starts + 1
-    changes = {"wanted": True, "strikes": 0, "kills": 0, "replacing": "", "ready_at_s": None, "starts": starts}
+    changes = {"wanted": True, "strikes": 0, "kills": 0, "replacing": None, "ready_at_s": None, "starts": starts}
     return turn.to(State.STARTING, turn.policy.start_s, Effect.SPAWN, **changes)
 
 
 def _configure(turn: _Turn) -> Step:
-    wedged = turn.life.wedged
-    return turn.to(State.CONFIGURING, turn.policy.configure_s, Effect.CONFIGURE, pending=True, wedged=wedged)
+    kept = {"wedged": turn.life.wedged, "cause": turn.life.cause}
+    return turn.to(State.CONFIGURING, turn.policy.configure_s, Effect.CONFIGURE, pending=True, **kept)
 
 
-def _drain(turn: _Turn, *effects: Effect, replacing: str = "") -> Step:
+def _drain(turn: _Turn, *effects: Effect, replacing: Reason | None = None) -> Step:
     """Waits for its clients: to end it for good, or to put another in its place."""
-    changes = {"wanted": bool(replacing), "replacing": replacing, "strikes": 0, "reason": _drain_reason(replacing)}
-    return turn.to(State.DRAINING, turn.policy.drain_check_s, *effects, **changes)
+    changes = {"wanted": replacing is not None, "replacing": replacing, "reason": _drain_reason(replacing)}
+    return turn.to(State.DRAINING, turn.policy.drain_check_s, *effects, strikes=0, **changes)
 
 
-def _drain_reason(replacing: str) -> str:
-    return f"it is replaced when its clients have ended: {replacing}" if replacing else "waiting for its clients to end"
+def _drain_reason(replacing: Reason | None) -> Reason:
+    if replacing is None:
+        return Reason(DaemonCode.WAITS_FOR_CLIENTS, "waiting for its clients to end")
+    return Reason(DaemonCode.REPLACED_WHEN_IDLE, f"it is replaced when its clients have ended: {replacing}")
 
 
-def _stop(turn: _Turn, reason: str = "") -> Step:
+def _stop(turn: _Turn, reason: Reason | None = None) -> Step:
     """It is no failure of the daemon's, so one that was stable starts anew with none counted."""
     failures = 0 if _was_stable(turn) else turn.life.failures
     return turn.to(State.STOPPING, turn.policy.quit_s, Effect.QUIT, reason=reason, kills=0, failures=failures)
 
 
-def _kill(turn: _Turn, reason: str) -> Step:
+def _kill(turn: _Turn, reason: Reason | None) -> Step:
     return turn.to(State.KILLING, turn.policy.kill_s, Effect.KILL, reason=reason, kills=turn.life.kills + 1)
 
 
@@ -279,7 +286,7 @@ def _was_stable(turn: _Turn) -> bool:
     return ready_at_s is not None and turn.now_s - ready_at_s >= turn.policy.stable_s
 
 
-def _back_off(turn: _Turn, failures: int, reason: str, *effects: Effect) -> Step:
+def _back_off(turn: _Turn, failures: int, reason: Reason | None, *effects: Effect) -> Step:
     wait_s = backoff_s(failures, turn.rng, turn.policy)
     return turn.to(
         State.BACKOFF, wait_s, *effects, reason=reason, failures=failures, strikes=0, kills=0, ready_at_s=None
@@ -298,7 +305,7 @@ def _on_wanted_draining(turn: _Turn) -> Step:
     if turn.life.replacing:
         return turn.keep(wanted=True)
     life, effects = _configure(turn)
-    return replace(life, wanted=True, reason=""), effects
+    return replace(life, wanted=True, reason=None), effects
 
 
 def _on_unwanted_later(turn: _Turn) -> Step:
@@ -316,7 +323,7 @@ def _on_unwanted_running(turn: _Turn) -> Step:
 def _on_unwanted_draining(turn: _Turn) -> Step:
     assert isinstance(turn.event, Unwanted)
     if turn.event.busy:
-        return turn.keep(wanted=False, replacing="", reason=_drain_reason(""))
+        return turn.keep(wanted=False, replacing=None, reason=_drain_reason(None))
     life, effects = _stop(turn)
     return replace(life, wanted=False), effects
 
@@ -343,7 +350,8 @@ def _on_spawn_failed(turn: _Turn) -> Step:
 
 
 def _on_start_overdue(turn: _Turn) -> Step:
-    life, effects = _kill(turn, f"it did not start within {turn.policy.start_s:g} s")
+    overdue = Reason(DaemonCode.START_OVERDUE, f"it did not start within {turn.policy.start_s:g} s")
+    life, effects = _kill(turn, overdue)
     return replace(life, failures=_failures(turn)), effects
 
 
@@ -372,24 +380,30 @@ def _respecify(turn: _Turn) -> Step:
     return turn.to(State.READY, turn.policy.configure_s, Effect.CONFIGURE, pending=True)
 
 
-def _strike(turn: _Turn, reason: str) -> Step:
+def _strike(turn: _Turn, reason: Reason) -> Step:
     strikes = turn.life.strikes + 1
     if strikes < turn.policy.replace_after:
         return turn.to(State.CONFIGURING, turn.policy.retry_s, reason=reason, strikes=strikes)
     if turn.policy.on_wedge is WedgePolicy.REPLACE:
         return _give_up(turn, f"replaced after {strikes} failed attempts: {reason}")
+    text = f"{_attempts(turn, reason)}{_WHAT_NEXT[turn.policy.on_wedge]}"
     return turn.to(
         State.CONFIGURING,
         turn.policy.wedged_retry_s,
-        # How many it took, not how many there were since: a count that grows would be news to every reader for ever.
-        reason=f"{turn.policy.replace_after} attempts in a row failed: {reason}{_WHAT_NEXT[turn.policy.on_wedge]}",
+        reason=Reason(DaemonCode.WEDGED, text),
         strikes=strikes,
         wedged=True,
+        cause=reason,
     )
 
 
-def _give_up(turn: _Turn, reason: str) -> Step:
-    life, effects = _stop(turn, reason)
+def _attempts(turn: _Turn, cause: Reason | None) -> str:
+    """How many it took, not how many there were since: a count that grows would be news to every reader for ever."""
+    return f"{turn.policy.replace_after} attempts in a row failed: {cause}"
+
+
+def _give_up(turn: _Turn, text: str) -> Step:
+    life, effects = _stop(turn, Reason(DaemonCode.REPLACED, text))
     return replace(life, strikes=0, failures=_failures(turn)), effects
 
 
@@ -399,7 +413,8 @@ def _on_config_failed(turn: _Turn) -> Step:
 
 def _on_configuring_deadline(turn: _Turn) -> Step:
     if turn.life.pending:
-        return _strike(turn, f"it did not answer within {turn.policy.configure_s:g} s")
+        text = f"it did not answer within {turn.policy.configure_s:g} s"
+        return _strike(turn, Reason(DaemonCode.NO_ANSWER, text))
     return _configure(turn)
 
 
@@ -416,7 +431,8 @@ def _on_probe_failed(turn: _Turn) -> Step:
 def _on_ready_deadline(turn: _Turn) -> Step:
     if turn.life.pending:
         life, effects = _configure(turn)
-        return replace(life, reason="a query was not answered", strikes=turn.life.strikes + 1), effects
+        reason = Reason(DaemonCode.NO_ANSWER, "a query was not answered")
+        return replace(life, reason=reason, strikes=turn.life.strikes + 1), effects
     return turn.to(State.READY, turn.policy.configure_s, Effect.PROBE, pending=True)
 
 
@@ -433,7 +449,8 @@ def _on_trouble_draining(turn: _Turn) -> Step:
     strikes = turn.life.strikes + 1
     if turn.life.wanted and strikes >= turn.policy.replace_after and turn.policy.on_wedge is WedgePolicy.REPLACE:
         return _give_up(turn, f"replaced after {strikes} failed attempts: {turn.reason}")
-    return turn.keep(strikes=strikes, reason=f"{_drain_reason(turn.life.replacing)}; {turn.reason}")
+    waits = _drain_reason(turn.life.replacing)
+    return turn.keep(strikes=strikes, reason=Reason(waits.code, f"{waits}; {turn.reason}"))
 
 
 def _on_drained(turn: _Turn) -> Step:
@@ -444,36 +461,38 @@ def _on_drained_configuring(turn: _Turn) -> Step:
     if turn.life.replacing:
         return _stop(turn, turn.life.replacing)
     if turn.life.wedged and turn.policy.on_wedge is WedgePolicy.REPLACE_WHEN_IDLE:
-        reason = turn.life.reason.removesuffix(_WHAT_NEXT[turn.policy.on_wedge])
-        return _give_up(turn, f"replaced as nobody uses it: wedged, {reason}")
+        return _give_up(turn, f"replaced as nobody uses it: wedged, {_attempts(turn, turn.life.cause)}")
     return turn.keep()
 
 
 def _on_replace(turn: _Turn) -> Step:
     """Only what serves now is drained. One that does not answer is ended as soon as nobody is left."""
     assert isinstance(turn.event, Replace)
+    reason = turn.event.reason
     if turn.event.now:
-        return _stop(turn, turn.reason)
-    if turn.life.state is State.READY and turn.reason:
-        return _drain(turn, Effect.PROBE, replacing=turn.reason)
-    return turn.keep(replacing=turn.reason)
+        return _stop(turn, reason)
+    if turn.life.state is State.READY and reason is not None:
+        return _drain(turn, Effect.PROBE, replacing=reason)
+    return turn.keep(replacing=reason)
 
 
 def _on_replace_draining(turn: _Turn) -> Step:
     assert isinstance(turn.event, Replace)
+    reason = turn.event.reason
     if turn.event.now:
-        return _stop(turn, turn.reason)
+        return _stop(turn, reason)
     if not turn.life.wanted:
         return turn.keep()
-    if not turn.reason:
+    if reason is None:
         life, effects = _configure(turn)
-        return replace(life, replacing="", reason=""), effects
-    return turn.keep(replacing=turn.reason, reason=_drain_reason(turn.reason))
+        return replace(life, replacing=None, reason=None), effects
+    return turn.keep(replacing=reason, reason=_drain_reason(reason))
 
 
 def _on_replace_down(turn: _Turn) -> Step:
     """Nothing to replace: the next start comes now."""
-    return _start(turn) if turn.life.wanted and turn.reason else turn.keep()
+    assert isinstance(turn.event, Replace)
+    return _start(turn) if turn.life.wanted and turn.event.reason is not None else turn.keep()
 
 
 def _on_stopping_deadline(turn: _Turn) -> Step:
@@ -492,15 +511,17 @@ def _on_kill_failed(turn: _Turn) -> Step:
     return turn.to(State.KILLING, turn.policy.retry_s, reason=turn.reason)
 
 
-def _cannot_kill(turn: _Turn, reason: str) -> Step:
-    text = f"{_UNKILLABLE}{reason.removeprefix(_UNKILLABLE)}"
-    return turn.to(State.FAILED, turn.policy.failed_retry_s, reason=text, kills=0)
+def _cannot_kill(turn: _Turn, cause: Reason | None) -> Step:
+    reason = cause
+    if cause is None or cause.code != DaemonCode.CANNOT_BE_KILLED:
+        reason = Reason(DaemonCode.CANNOT_BE_KILLED, f"it can't be killed: {message_of(cause)}")
+    return turn.to(State.FAILED, turn.policy.failed_retry_s, reason=reason, kills=0)
 
 
 def _on_gone(turn: _Turn) -> Step:
     """A stop has ended."""
     if not turn.life.wanted:
-        return turn.to(State.ABSENT, None, reason="", strikes=0, failures=0, kills=0, ready_at_s=None)
+        return turn.to(State.ABSENT, None, reason=None, strikes=0, failures=0, kills=0, ready_at_s=None)
     if turn.life.failures:
         return _back_off(turn, turn.life.failures, turn.life.reason)
     return _start(turn)

@@ -8,6 +8,7 @@ from functools import partial
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.lanes import Lane
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.daemon import adopt
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
@@ -17,6 +18,7 @@ from mpsd.daemon.lifecycle import Effect, Event, Jitter, Lifecycle, Policy
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import MAIN, link_directory, mount_directory
 from mpsd.daemon.plan import DaemonSpec, GroupPlan, namespace_of
+from mpsd.localapi.reasons import DaemonCode, NamespaceCode
 from mpsd.localapi.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
 from mpsd.supervision.effects import Configure, Kill, Probe, Quit, Spawn, Terminate, Work
 from mpsd.supervision.ends import ENDS, End, Fate, Then
@@ -66,13 +68,13 @@ class DaemonKeeper:
         self.finding = False
         """Whether a daemon of an earlier run is looked for: until then it is not known to be absent."""
         self.find_retry_s: float | None = None
-        self.outdated = ""
+        self.outdated: Reason | None = None
         """Why the daemon that runs is not the one wanted, though it works."""
-        self.server_trouble = ""
+        self.server_trouble: Reason | None = None
         """What its logs say of its servers; while they do it is not ready."""
         self._limit_bytes: int | None = None
         self._verified: Mapping[str, Namespace] = {}
-        self._refused: Mapping[str, str] = {}
+        self._refused: Mapping[str, Reason] = {}
         self._main_linked = False
         self.hold = ServerHold(lane, outside.host, outside.post)
         self.fate: Fate | None = None
@@ -105,7 +107,7 @@ class DaemonKeeper:
     def awaits_drain(self) -> bool:
         """Whether something happens once nobody uses its GPUs."""
         return self.state is DaemonState.DRAINING or (
-            self.state is DaemonState.CONFIGURING and (self.life.wedged or bool(self.life.replacing))
+            self.state is DaemonState.CONFIGURING and (self.life.wedged or self.life.replacing is not None)
         )
 
     # --- what it is told -----------------------------------------------------------------------------------------
@@ -127,16 +129,16 @@ class DaemonKeeper:
     def judge(self, protocol: int) -> None:
         """Whether the daemon that runs is the one to have, where daemons speak this protocol: else another is to take
         its place as soon as nobody needs it any more."""
-        text = ""
+        reason = None
         if self.identity is not None and self.plan is not None:
-            text = adopt.outdated(self.identity, replace(self.plan.spec, protocol=protocol))
-        before, self.outdated = self.outdated, text
-        if text and self.life.replacing != text:
-            self.end(End.REPLACED, reason=text)
-        elif before and not text:
-            self.feed(life.Replace(""))
+            reason = adopt.outdated(self.identity, replace(self.plan.spec, protocol=protocol))
+        before, self.outdated = self.outdated, reason
+        if reason is not None and self.life.replacing != reason:
+            self.end(End.REPLACED, reason=reason)
+        elif before is not None and reason is None:
+            self.feed(life.Replace(None))
 
-    def end(self, end: End, *, busy: bool = True, reason: str = "") -> Fate:
+    def end(self, end: End, *, busy: bool = True, reason: Reason | None = None) -> Fate:
         """Has it end as the table of ends says. `busy`: whether somebody uses it. `reason`: why it is replaced."""
         row = ENDS[end]
         fate = row.fate(busy=busy)
@@ -176,17 +178,18 @@ class DaemonKeeper:
     def on_exit(self, identity: DaemonIdentity) -> None:
         """A process ended that was watched."""
         if self.identity == identity:
-            self.identity, self.outdated = None, ""
-            self.feed(life.Exited(f"the MPS control daemon (pid {identity.pid}) exited"))
+            self.identity, self.outdated = None, None
+            text = f"the MPS control daemon (pid {identity.pid}) exited"
+            self.feed(life.Exited(Reason(DaemonCode.EXITED, text)))
             self._outside.ended(self)
 
-    def note_servers(self, trouble: str) -> None:
-        """What its logs say of its servers now; empty when that is over."""
+    def note_servers(self, trouble: Reason | None) -> None:
+        """What its logs say of its servers now; None when that is over."""
         if trouble == self.server_trouble:
             return
         self.server_trouble = trouble
-        if trouble:
-            log.warning("MPS server in trouble", daemon=self.name, reason=trouble)
+        if trouble is not None:
+            log.warning("MPS server in trouble", daemon=self.name, reason=trouble.message)
             self.feed(life.Troubled(trouble))
 
     def hold_server(self, *, closed: bool) -> None:
@@ -195,7 +198,7 @@ class DaemonKeeper:
         wanted = closed and self.spec.protocol == 2 and self.answers
         self.hold.reconcile(self.spec, self.identity if wanted else None)
 
-    def try_again(self, reason: str) -> None:
+    def try_again(self, reason: Reason) -> None:
         """What kept it from being started may be over."""
         if self.state in (DaemonState.BACKOFF, DaemonState.FAILED):
             self.feed(life.Replace(reason, now=True))
@@ -225,7 +228,7 @@ class DaemonKeeper:
                 was=before.state.value,
                 on=type(event).__name__,
                 pid=self.identity.pid if self.identity else None,
-                reason=now.reason,
+                reason=message_of(now.reason),
             )
         for effect in effects:
             self.lane.submit(partial(self._perform, self._work(effect)))
@@ -287,31 +290,31 @@ class DaemonKeeper:
     # --- what came of them ---------------------------------------------------------------------------------------
 
     def _on_failed(self, effect: Effect, error: Exception) -> None:
-        reason = str(error)
+        text = str(error)
         match effect:
             case Effect.SPAWN:
                 permanent = isinstance(error, ConfigError | ForeignDaemonError)
-                self.feed(life.SpawnFailed(reason, permanent=permanent))
-            case Effect.CONFIGURE:
-                self.feed(life.ConfigFailed(self.server_trouble or reason))  # the logs name who faulted
+                self.feed(life.SpawnFailed(Reason(_spawn_code(error), text), permanent=permanent))
+            case Effect.CONFIGURE:  # the logs name who faulted
+                self.feed(life.ConfigFailed(self.server_trouble or Reason(DaemonCode.CONFIGURE_FAILED, text)))
                 self._outside.tried(self)
             case Effect.PROBE:
-                self._on_probed(life.ProbeFailed(self.server_trouble or reason))
+                self._on_probed(life.ProbeFailed(self.server_trouble or Reason(DaemonCode.QUERY_FAILED, text)))
             case Effect.KILL:
-                self.feed(life.KillFailed(reason))
+                self.feed(life.KillFailed(Reason(DaemonCode.KILL_FAILED, text)))
             case Effect.QUIT | Effect.TERMINATE:
-                log.warning("the MPS control daemon does not end when asked", daemon=self.name, error=reason)
+                log.warning("the MPS control daemon does not end when asked", daemon=self.name, error=text)
 
     def _on_gone(self) -> None:
         # Its exit is seen elsewhere, too, and must not be taken for that of the next one.
-        self.identity, self.outdated = None, ""
+        self.identity, self.outdated = None, None
         self._outside.ended(self)
         self.feed(life.Gone())
 
     def _on_running(self, running: Running) -> None:
-        self.identity, self.outdated = running.identity, ""
+        self.identity, self.outdated = running.identity, None
         self._limit_bytes, self._verified, self._refused, self._main_linked = None, {}, {}, False
-        self.servers, self.server_trouble = (), ""
+        self.servers, self.server_trouble = (), None
         self._outside.started(self)
         self.feed(life.Adopted() if running.adopted else life.Spawned())
         self._outside.judged(self)
@@ -322,23 +325,25 @@ class DaemonKeeper:
         self._limit_bytes = spec.pinned_limit_bytes
         self._verified = {n.name: n for n in spec.namespaces if n.name in configured.attached}
         self._refused, self._main_linked = configured.refused, MAIN in configured.attached
-        if self.server_trouble:
+        if self.server_trouble is not None:
             self.feed(life.ConfigFailed(self.server_trouble))
         else:
             self.feed(life.Configured(configured.note))
         self._outside.tried(self)
 
-    def _on_answered(self, spec: DaemonSpec, objections: Mapping[str, str]) -> None:
+    def _on_answered(self, spec: DaemonSpec, objections: Mapping[str, Reason]) -> None:
         """A probe found the daemon well, but maybe not each namespace: a tenant can spoil its own, and nobody else's
         allocation may suffer from that."""
         asked = {namespace.name: namespace for namespace in spec.namespaces}
         # Of what was set otherwise since then it says nothing.
         spoilt = {name: why for name, why in objections.items() if asked.get(name) == self._verified.get(name)}
         for name in spoilt.keys() & self._verified.keys():
-            log.warning("MPS namespace is not as it was set", daemon=self.name, namespace=name, reason=spoilt[name])
+            why = spoilt[name].message
+            log.warning("MPS namespace is not as it was set", daemon=self.name, namespace=name, reason=why)
         self._verified = {name: namespace for name, namespace in self._verified.items() if name not in spoilt}
         self._refused = {**self._refused, **spoilt}
-        self._on_probed(life.ProbeFailed(self.server_trouble) if self.server_trouble else life.ProbeOk())
+        trouble = self.server_trouble
+        self._on_probed(life.ProbeOk() if trouble is None else life.ProbeFailed(trouble))
 
     def _on_probed(self, event: Event) -> None:
         self.feed(event)
@@ -366,7 +371,8 @@ class DaemonKeeper:
         return DaemonStatus(
             state=self.state,
             name=self.name,
-            reason=self.life.reason,
+            reason=message_of(self.life.reason),
+            reason_code=code_of(self.life.reason),
             since_unix_s=self._since_unix_s,
             protocol=self.spec.protocol,
             pid=self.identity.pid if self.identity is not None else None,
@@ -374,7 +380,8 @@ class DaemonKeeper:
             log_directory=self.spec.dirs.log,
             pinned_limit_bytes=self._limit_bytes if self.answers else None,
             attached=attached,
-            unheld=self.hold.objection,
+            unheld=message_of(self.hold.objection),
+            unheld_code=code_of(self.hold.objection),
             shared_memory=self.spec.dirs.shared_memory if self.identity and self.identity.shared_memory else "",
             restarts=self.life.restarts,
             wedged=self.life.wedged,
@@ -385,19 +392,32 @@ class DaemonKeeper:
         if allocation.default_socket:
             return self._attached_to_main(allocation)
         namespace = namespace_of(allocation)
-        objection = ""
+        objection = None
         if self._verified.get(namespace.name) != namespace:
-            objection = self._refused.get(namespace.name, f"its MPS namespace {namespace.name} is not set up yet")
+            pending = Reason(NamespaceCode.PENDING, f"its MPS namespace {namespace.name} is not set up yet")
+            objection = self._refused.get(namespace.name, pending)
         directory = mount_directory(self.spec.dirs, namespace.name)
-        return Attached(allocation.key, directory, namespace.limit_bytes, objection)
+        return _attached(allocation, directory, namespace.limit_bytes, objection)
 
     def _attached_to_main(self, allocation: DesiredAllocation) -> Attached:
-        objection = ""
+        objection = None
         if self.spec.protocol != 3:
-            objection = f"it needs MPS protocol 3, and the daemon of {self.name} speaks {self.spec.protocol}"
+            text = f"it needs MPS protocol 3, and the daemon of {self.name} speaks {self.spec.protocol}"
+            objection = Reason(NamespaceCode.NEEDS_PROTOCOL_3, text)
         elif not self._main_linked:
-            objection = self._refused.get(MAIN, "the daemon's main socket is not linked for it yet")
-        return Attached(allocation.key, link_directory(self.spec.dirs, MAIN), allocation.limit_bytes, objection)
+            pending = Reason(NamespaceCode.PENDING, "the daemon's main socket is not linked for it yet")
+            objection = self._refused.get(MAIN, pending)
+        return _attached(allocation, link_directory(self.spec.dirs, MAIN), allocation.limit_bytes, objection)
+
+
+def _attached(allocation: DesiredAllocation, directory: str, limit_bytes: int, objection: Reason | None) -> Attached:
+    return Attached(allocation.key, directory, limit_bytes, message_of(objection), code_of(objection))
+
+
+def _spawn_code(error: Exception) -> DaemonCode:
+    if isinstance(error, ForeignDaemonError):
+        return DaemonCode.FOREIGN_DAEMON
+    return DaemonCode.CANNOT_START if isinstance(error, ConfigError) else DaemonCode.START_FAILED
 
 
 def _nothing() -> None:

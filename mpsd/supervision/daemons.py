@@ -8,6 +8,7 @@ from functools import partial
 from mpsd.common.errors import ConfigError
 from mpsd.common.lanes import Lane
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.host import DaemonHost
@@ -16,6 +17,7 @@ from mpsd.daemon.logs.parse import LogEvent, ServerExited
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import DaemonSpec, plan
 from mpsd.daemon.state import StateFile
+from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState
 from mpsd.shares.groups import group_of
 from mpsd.supervision.daemon import DaemonKeeper, Outside, Post
@@ -121,7 +123,7 @@ class Daemons:
         self.replan()
         if changed and not self._protocol.choice.objection:
             for daemon in self._node.daemons.values():
-                daemon.try_again("the MPS protocol to speak is known")
+                daemon.try_again(Reason(DaemonCode.PROTOCOL_KNOWN, "the MPS protocol to speak is known"))
 
     def reconcile(self) -> None:
         """Starts what should run and may, and ends what should not."""
@@ -158,7 +160,8 @@ class Daemons:
         if not daemon.life.wanted:
             raise ConfigError(f"cannot replace the MPS daemon of {name}: it is {daemon.state} and not to come back")
         log.info("daemon is to be replaced", daemon=daemon.name, reason=reason, now=now)
-        daemon.end(End.REPLACED_NOW if now else End.REPLACED, reason=reason)
+        asked = Reason(DaemonCode.OPERATOR_ASKED, reason)
+        daemon.end(End.REPLACED_NOW if now else End.REPLACED, reason=asked)
 
     def pass_deadlines(self, now_s: float) -> None:
         for daemon in self._node.daemons.values():

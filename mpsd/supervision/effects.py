@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mpsd.common.errors import ConfigError, TransientError
+from mpsd.common.reason import Reason
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured
 from mpsd.daemon.host import DaemonHost, ProtocolChoice, Running
@@ -22,10 +23,11 @@ class Spawn:
 
     def run(self, host: DaemonHost) -> Running:
         """Where none can be started, one that runs is adopted all the same."""
-        if not self.choice.objection:
+        if self.choice.objection is None:
             return host.spawn(self.spec)
         if (running := host.find(self.spec)) is None:
-            raise (TransientError if self.choice.unsure else ConfigError)(self.choice.objection)
+            error = ConfigError if self.choice.unsure is None else TransientError
+            raise error(self.choice.objection.message)
         return running
 
 
@@ -55,7 +57,7 @@ class Probe:
     spec: DaemonSpec
     ask_servers: bool
 
-    def run(self, host: DaemonHost) -> Mapping[str, str]:
+    def run(self, host: DaemonHost) -> Mapping[str, Reason]:
         """Objections to namespaces, by name."""
         return host.probe(self.spec, servers=self.ask_servers)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mpsd.common.log import get_logger
+from mpsd.common.reason import message_of
 from mpsd.daemon.state import StateFile
 from mpsd.gpu.model import ComputeMode
 from mpsd.localapi.snapshot import DaemonState
@@ -146,6 +147,6 @@ class Ending:
                 yield f"GPU {gpu.uuid}: {gpu.mode.trouble}"
         for daemon in self._node.daemons.values():
             if not daemon.is_absent:
-                yield f"the MPS daemon of {daemon.name} is {daemon.state}: {daemon.life.reason}"
+                yield f"the MPS daemon of {daemon.name} is {daemon.state}: {message_of(daemon.life.reason)}"
         for uuid, mode in unseen.items():
             yield f"GPU {uuid}: its compute mode {mode} is to be given back"

@@ -7,7 +7,9 @@ from functools import partial
 from mpsd.common.errors import GpufracError
 from mpsd.common.lanes import Lane
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason, message_of
 from mpsd.daemon.host import DaemonHost, ProtocolChoice
+from mpsd.localapi.reasons import DaemonCode
 
 log = get_logger("mpsd")
 
@@ -63,7 +65,8 @@ class ProtocolKeeper:
         except Exception as error:
             if not isinstance(error, GpufracError):
                 log.exception("choosing the MPS protocol failed in an unforeseen way")
-            choice = ProtocolChoice(3, objection=str(error), unsure=str(error))
+            unknown = Reason(DaemonCode.PROTOCOL_NOT_KNOWN, str(error))
+            choice = ProtocolChoice(3, objection=unknown, unsure=unknown)
         self._post(partial(self._on_answer, driver_version, choice))
 
     def _on_answer(self, driver_version: str, choice: ProtocolChoice) -> None:
@@ -74,5 +77,5 @@ class ProtocolKeeper:
         if choice != before:
             reason = choice.unsure or choice.objection
             said = log.warning if reason else log.info
-            said("MPS protocol", protocol=choice.protocol, driver=driver_version, reason=reason)
+            said("MPS protocol", protocol=choice.protocol, driver=driver_version, reason=message_of(reason))
         self._on_choice(choice != before)

@@ -13,9 +13,11 @@ from mpsd.common.errors import GpufracError
 from mpsd.common.lanes import Lane
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import pause_s, whole
+from mpsd.common.reason import Reason
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.host import DaemonHost
 from mpsd.daemon.plan import DaemonSpec
+from mpsd.localapi.reasons import ServerHoldCode
 
 log = get_logger("mpsd")
 
@@ -41,14 +43,15 @@ class ServerHold:
         self._failed = self._short_lived = 0
         self._held_s = 0.0
         self._retry_s: float | None = None
-        self._error = ""
+        self._error: str | None = None
 
     @property
-    def objection(self) -> str:
-        """Why nobody may rely on the GPUs being closed to those who skip MPS; empty when they are, or need not be."""
+    def objection(self) -> Reason | None:
+        """Why nobody may rely on the GPUs being closed to those who skip MPS; None when they are, or need not be."""
         if self._wanted_on is None or self._held:
-            return ""
-        return f"no MPS server holds its GPU yet{f': {self._error}' if self._error else ''}"
+            return None
+        text = f"no MPS server holds its GPU yet{f': {self._error}' if self._error is not None else ''}"
+        return Reason(ServerHoldCode.NOT_HELD, text)
 
     @property
     def retry_s(self) -> float | None:
@@ -74,7 +77,7 @@ class ServerHold:
         """Has a server held on this daemon; None: none is needed, or none can be had now."""
         if on != self._wanted_on:
             self._wanted_on, self._held, self._doubted = on, False, False
-            self._failed, self._retry_s, self._error = 0, None, ""
+            self._failed, self._retry_s, self._error = 0, None, None
         if on is None or self._busy or (self._held and not self._doubted):
             return
         if self._retry_s is not None and time.monotonic() < self._retry_s:
@@ -83,7 +86,7 @@ class ServerHold:
         self._lane.submit(partial(self._hold, spec, on))
 
     def _hold(self, spec: DaemonSpec, on: DaemonIdentity) -> None:
-        error = ""
+        error = None
         try:
             self._host.hold_server(spec)
         except Exception as failure:
@@ -92,18 +95,18 @@ class ServerHold:
             error = str(failure) or "it failed"
         self._post(partial(self._on_result, spec, on, error))
 
-    def _on_result(self, spec: DaemonSpec, on: DaemonIdentity, error: str) -> None:
+    def _on_result(self, spec: DaemonSpec, on: DaemonIdentity, error: str | None) -> None:
         self._busy = False
         if on != self._wanted_on:
             return
-        held = not error and not self._doubted
+        held = error is None and not self._doubted
         if held and not self._held:
             self._held_s = time.monotonic()
             log.info("an MPS server holds the GPU", daemon=spec.name)
-        if error and error != self._error:
+        if error is not None and error != self._error:
             log.warning("no MPS server holds the GPU", daemon=spec.name, reason=error)
         self._held, self._error = held, error
-        if error:
+        if error is not None:
             self._retry_s = time.monotonic() + _pause_s(self._failed)
             self._failed += 1
         elif held:

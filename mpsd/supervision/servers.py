@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
+from mpsd.common.reason import Reason
 from mpsd.daemon.logs.parse import (
     ClientConnected,
     Evictions,
@@ -13,6 +14,7 @@ from mpsd.daemon.logs.parse import (
     ServerExited,
 )
 from mpsd.daemon.logs.restarts import RestartLoop
+from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import GpuClient
 
 RECHECK_S = 5.0
@@ -66,8 +68,8 @@ class ServerWatch:
         """Clients evicted from a GPU since its daemon was started; those of no named GPU count for each."""
         return self._evicted.get(uuid, 0) + self._evicted.get("", 0)
 
-    def trouble(self, now_s: float, clients: Mapping[int, GpuClient]) -> str:
-        """Why no client can rely on its servers now; empty when one can.
+    def trouble(self, now_s: float, clients: Mapping[int, GpuClient]) -> Reason | None:
+        """Why no client can rely on its servers now; None when one can.
 
         Args:
             clients: those known by PID, for the names of who faulted.
@@ -78,12 +80,13 @@ class ServerWatch:
                 continue
             names = ", ".join(_name(pid, clients.get(pid)) for pid in pids[:5])
             who = f": client {names} faulted" if names else ""
-            return f"MPS server {server} is in FAULT until the clients it served have left{who}"
+            text = f"MPS server {server} is in FAULT until the clients it served have left{who}"
+            return Reason(DaemonCode.SERVER_FAULT, text)
         return self._loop.reason(now_s)
 
     def deadline_s(self, now_s: float) -> float | None:
         """When to ask for `trouble` again though nothing was logged; None: no need."""
-        return now_s + RECHECK_S if self._faulted or self._loop.reason(now_s) else None
+        return now_s + RECHECK_S if self._faulted or self._loop.reason(now_s) is not None else None
 
 
 def _name(pid: int, client: GpuClient | None) -> str:

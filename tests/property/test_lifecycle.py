@@ -10,8 +10,9 @@ from mpsd.config.model import WedgePolicy
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon.lifecycle import Effect, Lifecycle, Policy
 from mpsd.localapi.snapshot import DaemonState as State
+from tests.reasons import BECAUSE
 
-REASON = "because"
+REASON = BECAUSE
 
 
 class Daemon(RuleBasedStateMachine):
@@ -108,7 +109,7 @@ class Daemon(RuleBasedStateMachine):
     @invariant()
     def absent_means_nothing_is_wanted(self) -> None:
         assert not (self.life.state is State.ABSENT and self.life.wanted)
-        assert (self.life.state is not State.DRAINING) or self.life.wanted == bool(self.life.replacing)
+        assert (self.life.state is not State.DRAINING) or self.life.wanted == (self.life.replacing is not None)
 
     @invariant()
     def only_policy_or_an_operator_ends_a_daemon_that_answers_nothing(self) -> None:

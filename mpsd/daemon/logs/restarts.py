@@ -6,7 +6,9 @@ A server that cannot start is started again for the same waiting client about ev
 
 from collections import deque
 
+from mpsd.common.reason import Reason
 from mpsd.daemon.logs.parse import LogEvent, ServerExited, ServerReady, StartFailed
+from mpsd.localapi.reasons import DaemonCode
 
 
 class RestartLoop:
@@ -45,16 +47,17 @@ class RestartLoop:
             if event.status:
                 self._fail(event.status, now_s)
 
-    def reason(self, now_s: float) -> str:
-        """What is wrong, for an operator; empty while there is no loop."""
+    def reason(self, now_s: float) -> Reason | None:
+        """What is wrong, for an operator; None while there is no loop."""
         self._forget_if_over(now_s)
         if not self._looping:
-            return ""
+            return None
         cause = f" ({self._cause})" if self._cause else ""
-        return (
+        text = (
             f"MPS servers end as soon as they are started: {self._count} times in "
             f"{self._failed_s[-1] - self._first_s:.0f} s, the last with status {self._status}{cause}"
         )
+        return Reason(DaemonCode.SERVERS_END, text)
 
     def clear(self) -> None:
         """For a new daemon."""

@@ -20,6 +20,7 @@ from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.status import metrics
 from deviceplugin.status.attention import ABANDONED, attention
 from mpsd.common.reason import Reason
+from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import config, fixed, ready, reported, resource, snapshot, uuid
 from tests.world import World
@@ -69,7 +70,7 @@ REPLACED = "it is replaced when its clients have ended: leak"
     [
         ({"state": DaemonState.DRAINING}, ["its MPS daemon is draining"]),
         (
-            {"state": DaemonState.DRAINING, "reason": REPLACED},
+            {"state": DaemonState.DRAINING, "reason": REPLACED, "reason_code": DaemonCode.REPLACED_WHEN_IDLE},
             ["its MPS daemon is replaced when its clients have ended: leak"],
         ),
         (

@@ -1,6 +1,7 @@
 import pytest
 
 from mpsd.common.errors import GpufracError, ProtocolError, TransientError
+from mpsd.common.reason import message_of
 from mpsd.config.model import GIB, MpsConfig
 from mpsd.daemon.controller import NotAClientError
 from mpsd.daemon.controller2 import Controller2
@@ -22,13 +23,13 @@ def test_start_arguments() -> None:
 
 def test_the_limit_is_set_and_read_back_on_each_gpu() -> None:
     control = Scripted(LIMITS)
-    assert Controller2(control).configure(SPEC).note == ""
+    assert message_of(Controller2(control).configure(SPEC).note) == ""
     assert control.asked == [f"{SET} 0 8192M", f"{GET} 0", f"{SET} 1 8192M", f"{GET} 1", "get_server_list"]
 
 
 def test_a_running_server_is_set_too_whatever_it_reads() -> None:
     control = Scripted({**LIMITS, "get_server_list": "5\n", f"{GET_SERVER} 5 0": "8G", f"{GET_SERVER} 5 1": "8192M"})
-    assert Controller2(control).configure(SPEC).note == ""
+    assert message_of(Controller2(control).configure(SPEC).note) == ""
     assert control.asked[5:] == [
         f"{SET_SERVER} 5 0 8192M", f"{GET_SERVER} 5 0", f"{SET_SERVER} 5 1 8192M", f"{GET_SERVER} 5 1",
     ]  # fmt: skip
@@ -55,7 +56,7 @@ def test_what_is_not_read_back_is_not_configured(
 def test_a_servers_limit_that_cannot_be_read_is_noted() -> None:
     control = Scripted({**LIMITS, "get_server_list": "5", f"{GET_SERVER} 5 0": "Unrecognized command"})
     note = Controller2(control).configure(SPEC).note
-    assert note.startswith("the limit of the running MPS server 5 is not proven: ")
+    assert message_of(note).startswith("the limit of the running MPS server 5 is not proven: ")
 
 
 def test_a_probe_is_one_query_for_each_gpu() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.common.errors import ProtocolError, TransientError
+from mpsd.common.reason import message_of
 from mpsd.config.model import GIB, MpsConfig, NamespaceMount
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import protocol3
@@ -18,6 +19,7 @@ from mpsd.daemon.controller3 import Controller3
 from mpsd.daemon.namespaces import Namespace
 from mpsd.daemon.paths import MAIN, DaemonDirs, daemon_dirs, link_directory, mount_directory, namespace_socket
 from mpsd.daemon.plan import DaemonSpec
+from tests.reasons import messages
 from tests.unit.mpsd.daemon.fakes import Daemon3, refusal
 
 A, B = Namespace("a", 8 * GIB, 25), Namespace("b", 4 * GIB)
@@ -72,7 +74,7 @@ def test_what_the_config_file_gave_is_read_once_and_left_alone(node: Node, show:
     node.daemon.show = show
     node.start(A, B, ODD)
     configured = node.controller.configure(node.spec(A, B, ODD))
-    assert configured == Configured("", frozenset({"a", "b", "odd"}), {})
+    assert configured == Configured(None, frozenset({"a", "b", "odd"}), {})
     assert node.daemon.calls == [protocol3.LIST_NAMESPACES]
 
 
@@ -98,7 +100,7 @@ def test_nothing_is_changed_or_deleted_while_a_client_lives_and_all_is_afterward
     node.daemon.busy = {"a", "b"}
     configured = node.controller.configure(node.spec(A))
     assert configured.attached == set()
-    assert configured.refused == {
+    assert messages(configured.refused) == {
         "a": "its limits (memory 1024M, threads 25.00 %) can't be changed, as a rule because a client of it lives: "
         "the MPS control daemon says: a has active clients"
     }
@@ -115,7 +117,7 @@ def test_what_reads_as_wanted_after_rounding_only_is_set_again(node: Node) -> No
     node.daemon.busy = {"a"}
     for _ in range(2):
         refused = node.controller.configure(node.spec(A)).refused
-        assert "(memory 8G, threads 25.00 %) may be rounded and can't be set anew" in refused["a"]
+        assert "(memory 8G, threads 25.00 %) may be rounded and can't be set anew" in refused["a"].message
     node.daemon.busy.clear()
     assert node.controller.configure(node.spec(A)).attached == {"a"}
     assert node.daemon.namespaces["a"] == ("8192M", "25")
@@ -123,7 +125,7 @@ def test_what_reads_as_wanted_after_rounding_only_is_set_again(node: Node) -> No
 
 def test_a_refused_create_is_settled_by_looking(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.daemon.fail["create"] = refusal("exists")
-    assert node.controller.configure(node.spec(A)).refused == {
+    assert messages(node.controller.configure(node.spec(A)).refused) == {
         "a": "it is not there: the MPS control daemon says: a: exists or not"
     }
     asked = node.daemon.call
@@ -140,7 +142,7 @@ def test_a_refused_create_is_settled_by_looking(node: Node, monkeypatch: pytest.
 def test_only_what_was_read_back_counts(node: Node) -> None:
     node.start(A)
     node.daemon.show = lambda limit: "unlimited"
-    refused = node.controller.configure(node.spec(A)).refused
+    refused = messages(node.controller.configure(node.spec(A)).refused)
     assert refused == {"a": "its limits read back as memory unlimited, threads 25.00 %, which is not what was set"}
 
 
@@ -148,11 +150,11 @@ def test_a_namespace_without_its_socket_takes_nobody(node: Node) -> None:
     node.daemon.make_socket = False
     node.start(A)
     refused = node.controller.configure(node.spec(A)).refused
-    assert refused == {"a": f"its socket {namespace_socket(node.dirs, 'a')} is not there"}
+    assert messages(refused) == {"a": f"its socket {namespace_socket(node.dirs, 'a')} is not there"}
     os.makedirs(os.path.dirname(namespace_socket(node.dirs, "a")))
     Path(namespace_socket(node.dirs, "a")).write_text("no socket")
     assert "a" in node.controller.configure(node.spec(A)).refused
-    assert node.controller.probe(node.spec(A, B), servers=False) == {
+    assert messages(node.controller.probe(node.spec(A, B), servers=False)) == {
         "a": f"its socket {namespace_socket(node.dirs, 'a')} is not there",
         "b": "it is not there",
     }
@@ -180,16 +182,16 @@ def test_a_namespace_whose_tenant_spoilt_its_socket_is_made_anew_and_no_other(
     node.controller.configure(node.spec(A, B))
     path = namespace_socket(node.dirs, "a")
     spoil(path)
-    assert node.controller.probe(node.spec(A, B), servers=True) == {"a": f"its socket {path} is not there"}
+    assert messages(node.controller.probe(node.spec(A, B), servers=True)) == {"a": f"its socket {path} is not there"}
     node.daemon.busy = {"a"}
     configured = node.controller.configure(node.spec(A, B))
     assert configured.attached == {"b"}
-    assert configured.refused["a"].startswith("its socket was removed: end its clients: ")
+    assert configured.refused["a"].message.startswith("its socket was removed: end its clients: ")
     node.daemon.busy.clear()
     node.daemon.changes()
     assert node.controller.configure(node.spec(A, B)).attached == {"a", "b"}
     assert node.daemon.changes() == ["delete a", "create a", "set a"]
-    assert node.controller.probe(node.spec(A, B), servers=True) == {}
+    assert messages(node.controller.probe(node.spec(A, B), servers=True)) == {}
 
 
 def test_a_socket_that_is_still_to_come_is_waited_for(node: Node) -> None:
@@ -218,18 +220,18 @@ def test_a_socket_path_that_is_too_long_is_refused(short_tmp: Path) -> None:
     deep = Node(short_tmp / ("y" * 30))
     name = "x" * 64
     refused = deep.controller.configure(deep.spec(replace(A, name=name))).refused
-    assert "more than 107: set a shorter mps.runRoot" in refused[name]
+    assert "more than 107: set a shorter mps.runRoot" in refused[name].message
     assert deep.daemon.changes() == []
 
 
 def test_the_default_namespace_is_capped_and_kept(node: Node) -> None:
     node.daemon.add("default")
-    assert node.controller.configure(node.spec()).note == ""
+    assert message_of(node.controller.configure(node.spec()).note) == ""
     assert node.daemon.namespaces == {"default": ("64M", "1")}
     node.daemon.add("default")
     node.daemon.busy = {"default"}
     note = node.controller.configure(node.spec()).note
-    assert note == "MPS namespace default is not capped: memory unlimited, threads 100.00 %"
+    assert message_of(note) == "MPS namespace default is not capped: memory unlimited, threads 100.00 %"
 
 
 @pytest.mark.parametrize("verb", ["create", "set", "delete", "list"])
@@ -287,13 +289,13 @@ def test_a_lost_server_is_told_with_its_last_words(node: Node, trouble: Callable
 
 def test_a_probe_is_one_process_and_sees_each_expected_namespace(node: Node) -> None:
     node.start(A, B, ODD)
-    assert node.controller.probe(node.spec(A, B), servers=True) == {}
+    assert messages(node.controller.probe(node.spec(A, B), servers=True)) == {}
     assert node.daemon.calls == [protocol3.LIST_NAMESPACES]
     node.daemon.add("a", "1G", "25")
-    assert node.controller.probe(node.spec(B), servers=True) == {}
+    assert messages(node.controller.probe(node.spec(B), servers=True)) == {}
     del node.daemon.namespaces["b"]
     node.daemon.add("default", "1G", "1")
-    assert node.controller.probe(node.spec(A, B), servers=True) == {
+    assert messages(node.controller.probe(node.spec(A, B), servers=True)) == {
         "a": "its limits read back as memory 1G, threads 25.00 %, which is not what was set",
         "b": "it is not there",
         "default": "its limits read back as memory 1G, threads 1.00 %, which is not what was set",
@@ -330,7 +332,7 @@ def test_the_main_socket_is_linked_while_somebody_is_to_reach_it(short_tmp: Path
     assert node.controller.configure(wanted).refused.keys() == {MAIN}  # it is not there yet
     for _ in range(2):
         os.mknod(node.dirs.control_socket, stat.S_IFSOCK | 0o666)
-        assert node.controller.configure(wanted) == Configured("", frozenset({"a", MAIN}), {})
+        assert node.controller.configure(wanted) == Configured(None, frozenset({"a", MAIN}), {})
         assert os.path.samefile(link / "control", node.dirs.control_socket)
         inode = link.stat().st_ino
         directories.clear_stale(node.dirs)  # the daemon dies, and another one comes
@@ -357,7 +359,7 @@ def test_what_cannot_be_linked_is_not_attached(short_tmp: Path) -> None:
     Path(node.dirs.links, "a").write_text("in the way")
     configured = node.controller.configure(node.spec(A, B))
     assert configured.attached == {"b"}
-    assert configured.refused["a"].startswith("cannot link ")
+    assert configured.refused["a"].message.startswith("cannot link ")
 
 
 def test_clients_of_all_servers(node: Node) -> None:

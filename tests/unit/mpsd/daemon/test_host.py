@@ -13,6 +13,7 @@ import pytest
 
 from mpsd.common import processes
 from mpsd.common.errors import ConfigError, TransientError
+from mpsd.common.reason import message_of
 from mpsd.config.model import GIB, MpsConfig
 from mpsd.daemon import adopt, process
 from mpsd.daemon import dirs as directories
@@ -105,7 +106,7 @@ def test_protocol(node: Node, wanted: str, driver: str, said: str, protocol: int
     node.binary(f"[ \"$*\" = '-p 3 -h' ] && echo '{said}'; exit 1")  # which exit status help has is unknown
     choice = LocalHost(msgspec.structs.replace(node.mps, protocol=wanted), node.state).protocol(driver)
     assert choice.protocol == protocol
-    assert objection in choice.objection
+    assert objection in message_of(choice.objection)
     assert bool(choice.objection) is bool(objection)
 
 
@@ -114,7 +115,7 @@ def test_a_binary_is_asked_only_where_the_driver_may_have_it(node: Node) -> None
     assert node.host.protocol("580.95.05") == ProtocolChoice(2)
     choice = node.host.protocol("615.71.09")
     assert choice.unsure
-    assert re.search(r"is not known: cannot run .*/control: No such file", choice.objection)
+    assert re.search(r"is not known: cannot run .*/control: No such file", message_of(choice.objection))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_binary_that_does_not_tell_is_no_proof_that_it_lacks_protocol_3(node: 
     node.binary(script)
     choice = LocalHost(node.mps, node.state, help_s=0.3 if script == "sleep 60" else WAIT_S).protocol("615.71.09")
     assert choice.objection
-    assert said in choice.unsure
+    assert said in message_of(choice.unsure)
 
 
 @pytest.mark.parametrize(("wanted", "driver", "known"), [("auto", "615.71.09", True), ("auto", "620.1", False)])
@@ -177,7 +178,7 @@ def test_a_daemon_is_started_found_and_ended(node: Node) -> None:
 def test_an_adopted_daemon_says_what_it_lacks(node: Node, protocol: int, gpus: tuple[str, ...], outdated: str) -> None:
     node.host.spawn(node.spec())
     found = node.host.spawn(node.spec(protocol, gpus))
-    assert (found.adopted, adopt.outdated(found.identity, node.spec(protocol, gpus))) == (True, outdated)
+    assert (found.adopted, message_of(adopt.outdated(found.identity, node.spec(protocol, gpus)))) == (True, outdated)
 
 
 def test_a_daemon_of_ours_is_taken_over_without_record_and_pid_file(node: Node) -> None:

@@ -20,6 +20,7 @@ from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import set_fault
 from mpsd.sim.switches import set_switch
 from tests.contract.mps import ClientProcess, alive, emulator
+from tests.reasons import messages
 from tests.waiting import until
 
 DRIVERS = {2: "580.95.05", 3: "615.71.09"}
@@ -110,7 +111,7 @@ def test_a_limit_holds_on_each_gpu(node: Node) -> None:
     assert (identity.protocol, identity.gpus) == (node.spec.protocol, node.spec.gpus)
     for _ in range(2):  # before and while a server runs
         configured = node.host.configure(node.spec)
-        assert (configured.note, configured.refused) == ("", {})
+        assert (configured.note, configured.refused) == (None, {})
         node.host.probe(node.spec, servers=True)
         for gpu in range(2):
             assert node.allocate("8Gi", gpu) == str(8 * GIB)
@@ -174,13 +175,13 @@ def test_namespaces_follow_what_is_wanted_and_never_under_a_client(node3: Node) 
     smaller = replace(node3.spec, namespaces=(A, replace(B, limit_bytes=GIB)))
     configured = node3.host.configure(smaller)
     assert configured.attached == {"a"}
-    assert "can't be changed, as a rule because a client of it lives" in configured.refused["b"]
+    assert "can't be changed, as a rule because a client of it lives" in configured.refused["b"].message
     node3.host.configure(node3.spec)  # unwanted, and a client is in it
     assert client.end() == 0
     until(lambda: node3.host.configure(smaller).attached == {"a", "b"}, "the smaller limit")
     assert node3.allocate("2Gi", namespace=B) == "CUDA_ERROR_OUT_OF_MEMORY"
     node3.host.configure(node3.spec)
-    assert node3.host.probe(smaller, servers=False) == {"b": "it is not there"}
+    assert messages(node3.host.probe(smaller, servers=False)) == {"b": "it is not there"}
 
 
 def test_namespaces_come_back_with_another_daemon(node3: Node) -> None:
@@ -213,7 +214,7 @@ def test_every_unknown_may_be_the_other_way_round(node3: Node) -> None:
         assert set(node3.host.clients(both).clients) == {one.pid, other.pid}
         assert node3.allocate("9Gi", namespace=B) == "CUDA_ERROR_OUT_OF_MEMORY"
         smaller = replace(both, namespaces=(replace(A, limit_bytes=GIB), B))
-        assert "can't be changed" in node3.host.configure(smaller).refused["a"]
+        assert "can't be changed" in node3.host.configure(smaller).refused["a"].message
         node3.host.terminate_client(both, one.pid)
         node3.host.quit(both, 10.0)
         until(lambda: not alive(identity.pid), "the end")  # noqa: B023

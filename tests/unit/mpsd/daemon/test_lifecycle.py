@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from mpsd.common.reason import message_of
 from mpsd.config.model import WedgePolicy
 from mpsd.daemon.lifecycle import (
     EVENTS,
@@ -34,9 +35,12 @@ from mpsd.daemon.lifecycle import (
     step,
 )
 from mpsd.localapi.snapshot import DaemonState
+from tests.reasons import BECAUSE, because
 
 POLICY = Policy()
-REASON = "because"
+REASON = BECAUSE
+NEWER = because("newer")
+LIVES_ON = because("pid 7 lives on")
 PAIRS = list(product(EVENTS, DaemonState))
 EXAMPLES: dict[type[Event], Event] = {
     **{kind: kind(REASON) for kind in (SpawnFailed, Exited, ConfigFailed, ProbeFailed, Troubled, Replace, KillFailed)},
@@ -119,7 +123,7 @@ def test_a_wedged_daemon_is_replaced_at_once_where_the_policy_says_so() -> None:
     policy = Policy(on_wedge=WedgePolicy.REPLACE)
     life, effects = go(at(DaemonState.READY), *FAILS_TO_ANSWER, policy=policy)
     assert (life.state, life.wanted, effects) == (DaemonState.STOPPING, True, (Effect.QUIT,))
-    assert life.reason == f"replaced after 3 failed attempts: {REASON}"
+    assert message_of(life.reason) == f"replaced after 3 failed attempts: {REASON}"
     life, effects = go(life, Exited(REASON), Gone(), policy=policy)
     assert (life.state, life.failures) == (DaemonState.BACKOFF, 1)
 
@@ -138,7 +142,7 @@ def test_a_wedged_daemon_is_asked_on_and_comes_back_when_it_answers(on_wedge: We
     policy = Policy(on_wedge=on_wedge)
     life, effects = go(at(DaemonState.READY), *FAILS_TO_ANSWER, policy=policy)
     assert (life.state, life.wedged, effects) == (DaemonState.CONFIGURING, True, ())
-    assert life.reason == f"3 attempts in a row failed: {REASON}; {next_}"
+    assert message_of(life.reason) == f"3 attempts in a row failed: {REASON}; {next_}"
     life, effects = go(life, DeadlinePassed(), policy=policy)
     assert (life.wedged, effects) == (True, (Effect.CONFIGURE,))
     again, _ = go(life, ConfigFailed(REASON), policy=policy)
@@ -157,7 +161,7 @@ def test_without_clients_a_wedged_daemon_is_replaced_where_the_policy_says_so(
     life, _ = go(at(DaemonState.READY), *FAILS_TO_ANSWER, Drained(), policy=Policy(on_wedge=on_wedge))
     assert (life.state, life.wanted) == (state, True)
     if state is DaemonState.STOPPING:
-        assert life.reason == f"replaced as nobody uses it: wedged, 3 attempts in a row failed: {REASON}"
+        assert message_of(life.reason) == f"replaced as nobody uses it: wedged, 3 attempts in a row failed: {REASON}"
 
 
 def test_a_daemon_that_is_only_configuring_is_not_ended_for_having_no_clients() -> None:
@@ -173,33 +177,33 @@ def test_replaced_now_stops_and_starts_again(state: DaemonState) -> None:
 
 
 def test_replaced_gracefully_it_serves_until_it_is_drained() -> None:
-    life, effects = go(at(DaemonState.READY), Replace("newer"))
-    assert (life.state, life.wanted, life.replacing, effects) == (DaemonState.DRAINING, True, "newer", (Effect.PROBE,))
+    life, effects = go(at(DaemonState.READY), Replace(NEWER))
+    assert (life.state, life.wanted, life.replacing, effects) == (DaemonState.DRAINING, True, NEWER, (Effect.PROBE,))
     life, effects = go(life, Drained())
-    assert (life.state, life.reason, effects) == (DaemonState.STOPPING, "newer", (Effect.QUIT,))
+    assert (life.state, life.reason, effects) == (DaemonState.STOPPING, NEWER, (Effect.QUIT,))
     life, effects = go(life, Exited(REASON), Gone())
-    assert (life.state, life.replacing, effects) == (DaemonState.STARTING, "", (Effect.SPAWN,))
+    assert (life.state, life.replacing, effects) == (DaemonState.STARTING, None, (Effect.SPAWN,))
 
 
 def test_one_that_is_to_be_replaced_is_made_ready_first_and_then_drained() -> None:
-    life, _ = go(at(DaemonState.CONFIGURING), Replace("newer"))
+    life, _ = go(at(DaemonState.CONFIGURING), Replace(NEWER))
     assert life.state is DaemonState.CONFIGURING
     life, _ = go(life, Configured())
-    assert (life.state, life.replacing) == (DaemonState.DRAINING, "newer")
+    assert (life.state, life.replacing) == (DaemonState.DRAINING, NEWER)
 
 
 @pytest.mark.parametrize("trouble", [ProbeFailed(REASON), Troubled(REASON)])
 def test_trouble_while_draining_is_said_and_over_with_an_answer(trouble: Event) -> None:
-    life, _ = go(at(DaemonState.READY), Replace("newer"), trouble)
+    life, _ = go(at(DaemonState.READY), Replace(NEWER), trouble)
     assert (life.state, life.strikes) == (DaemonState.DRAINING, 1)
-    assert life.reason.endswith(REASON)
+    assert message_of(life.reason).endswith(REASON.message)
     life, _ = go(life, ProbeOk())
-    assert (life.strikes, life.reason.endswith("newer")) == (0, True)
+    assert (life.strikes, message_of(life.reason).endswith("newer")) == (0, True)
 
 
 def test_no_longer_wanted_ends_a_replacement() -> None:
-    life, _ = go(at(DaemonState.READY), Replace("newer"), Unwanted(busy=True))
-    assert (life.state, life.wanted, life.replacing) == (DaemonState.DRAINING, False, "")
+    life, _ = go(at(DaemonState.READY), Replace(NEWER), Unwanted(busy=True))
+    assert (life.state, life.wanted, life.replacing) == (DaemonState.DRAINING, False, None)
     assert go(life, Drained(), Exited(REASON), Gone())[0].state is DaemonState.ABSENT
 
 
@@ -210,7 +214,7 @@ def test_a_replacement_does_not_wait_out_a_pause(state: DaemonState) -> None:
 
 def test_an_answer_in_time_forgives() -> None:
     life, _ = go(at(DaemonState.READY), ProbeFailed(REASON), ConfigFailed(REASON), DeadlinePassed(), Configured())
-    assert (life.state, life.strikes, life.reason) == (DaemonState.READY, 0, "")
+    assert (life.state, life.strikes, life.reason) == (DaemonState.READY, 0, None)
 
 
 def test_a_crash_is_waited_out_longer_each_time_until_it_was_stable() -> None:
@@ -243,7 +247,7 @@ def test_an_overdue_start_is_killed_and_counts_as_a_failure() -> None:
     assert (life.state, effects) == (DaemonState.KILLING, (Effect.KILL,))
     life, _ = go(life, Gone())
     assert (life.state, life.failures) == (DaemonState.BACKOFF, 3)
-    assert life.reason == "it did not start within 30 s"
+    assert message_of(life.reason) == "it did not start within 30 s"
 
 
 def test_a_stop_asks_then_insists() -> None:
@@ -255,7 +259,7 @@ def test_a_stop_asks_then_insists() -> None:
         life, effects = go(life, DeadlinePassed())
         assert (life.state, effects) == (DaemonState.KILLING, (Effect.KILL,))
     life, effects = go(life, DeadlinePassed())
-    assert (life.state, life.reason) == (DaemonState.FAILED, "it can't be killed: ")
+    assert (life.state, message_of(life.reason)) == (DaemonState.FAILED, "it can't be killed: ")
 
 
 def test_a_stop_is_over_only_when_its_servers_are_gone_too() -> None:
@@ -286,7 +290,7 @@ def test_a_busy_daemon_drains_first() -> None:
     assert go(life, Drained())[1] == (Effect.QUIT,)
     assert go(life, Unwanted())[1] == (Effect.QUIT,)
     life, effects = go(life, Wanted())
-    assert (life.state, life.wanted, life.reason, effects) == (DaemonState.CONFIGURING, True, "", (Effect.CONFIGURE,))
+    assert (life.state, life.wanted, life.reason, effects) == (DaemonState.CONFIGURING, True, None, (Effect.CONFIGURE,))
 
 
 def test_an_adopted_daemon_has_its_limits_set_again() -> None:
@@ -311,11 +315,11 @@ def test_what_was_left_behind_is_ended_before_absent() -> None:
 
 def test_a_kill_that_fails_is_repeated_and_then_said() -> None:
     life = at(DaemonState.KILLING, kills=1)
-    life, effects = go(life, KillFailed("pid 7 lives on"))
+    life, effects = go(life, KillFailed(LIVES_ON))
     assert (life.state, effects) == (DaemonState.KILLING, ())
-    life, _ = go(life, DeadlinePassed(), KillFailed("pid 7 lives on"), DeadlinePassed())
-    life, _ = go(life, KillFailed("pid 7 lives on"))
-    assert (life.state, life.reason) == (DaemonState.FAILED, "it can't be killed: pid 7 lives on")
+    life, _ = go(life, DeadlinePassed(), KillFailed(LIVES_ON), DeadlinePassed())
+    life, _ = go(life, KillFailed(LIVES_ON))
+    assert (life.state, message_of(life.reason)) == (DaemonState.FAILED, "it can't be killed: pid 7 lives on")
 
 
 def test_backoff_doubles_to_its_maximum_with_jitter() -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from mpsd.common.errors import GpufracError, TransientError
+from mpsd.common.reason import Reason
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured, MpsClients, NotAClientError
 from mpsd.daemon.host import DaemonHost, ProtocolChoice, Running
@@ -27,8 +28,8 @@ class FakeHost:
         self._called = threading.Condition()
         self.limits: dict[str, int] = {}
         self.namespaces: dict[str, frozenset[str]] = {}
-        self.refused: dict[str, str] = {}
-        self.spoilt: dict[str, str] = {}
+        self.refused: dict[str, Reason] = {}
+        self.spoilt: dict[str, Reason] = {}
         self.choice = ProtocolChoice(2)
         self.terminated: list[int] = []
         self.strict = False
@@ -95,7 +96,7 @@ class FakeHost:
             names |= {MAIN}
         return Configured(attached=names - self.refused.keys(), refused=self.refused)
 
-    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, str]:
+    def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, Reason]:
         self._call("probe servers" if servers else "probe", spec.name)
         if self.strict and spec.pinned_limit_bytes and spec.pinned_limit_bytes != self.limits[spec.name]:
             raise TransientError("cannot rely on the memory limit")

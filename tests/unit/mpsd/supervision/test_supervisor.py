@@ -30,6 +30,7 @@ from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState
 from mpsd.localapi.snapshot import DaemonState, Desired, GpuClients, GpuStatus, Snapshot
 from mpsd.supervision.supervisor import Supervisor
 from tests.desired import allocation, bind
+from tests.reasons import because
 from tests.unit.mpsd.supervision.fakes import FakeBackend, FakeHost, FakeLogs
 from tests.waiting import WAIT_S, until
 
@@ -705,7 +706,7 @@ def test_an_allocation_of_units_gets_a_namespace_without_the_daemon_leaving_read
 
 
 def test_a_namespace_that_cannot_be_set_up_holds_up_its_allocation_only(three: Bench) -> None:
-    three.host.refused["u_u1"] = "cannot change its limit while a client of it lives"
+    three.host.refused["u_u1"] = because("cannot change its limit while a client of it lives")
     three.supervisor.inventory_changed(inventory(state_of(ONE)))
     units = allocation(ONE, key="u1", resource="x/units", slot=None)
     three.supervisor.apply(Desired(allocations=(units, allocation(ONE, limit_bytes=8 * GIB))))
@@ -751,7 +752,7 @@ def test_the_main_socket_of_a_group(short_tmp: Path, watchless: None) -> None:
 
 
 def test_a_main_socket_that_cannot_be_linked_holds_up_its_allocation(three: Bench) -> None:
-    three.host.refused[MAIN] = "cannot link it: Operation not permitted"
+    three.host.refused[MAIN] = because("cannot link it: Operation not permitted")
     three.supervisor.inventory_changed(inventory(state_of(ONE)))
     three.supervisor.apply(burst(ONE))
     three.until_gpu(ONE, lambda g: attached(g) == {"b1": "cannot link it: Operation not permitted"})
@@ -782,8 +783,9 @@ def test_a_namespace_that_a_tenant_spoilt_holds_up_its_allocation_only(short_tmp
         bench.supervisor.apply(Desired(allocations=(units, allocation(ONE, limit_bytes=8 * GIB))))
         bench.until_gpu(ONE, lambda g: attached(g) == {"u1": "", "k1": ""})
         for refused in ("its socket was removed: end its clients", ""):
-            bench.host.refused = {"u_u1": refused} if refused else {}
-            bench.host.spoilt = {"u_u1": "its socket is not there", "default": "its limits read back as 1G"}
+            bench.host.refused = {"u_u1": because(refused)} if refused else {}
+            spoilt = {"u_u1": "its socket is not there", "default": "its limits read back as 1G"}
+            bench.host.spoilt = {name: because(text) for name, text in spoilt.items()}
             gpu = bench.until_gpu(ONE, lambda g: attached(g) == {"u1": refused, "k1": ""})  # noqa: B023
             assert gpu.daemon is not None
             assert (gpu.daemon.state, gpu.daemon.restarts) == (DaemonState.READY, 0)
@@ -798,10 +800,10 @@ def test_an_objection_to_what_is_set_otherwise_by_now_is_none(three: Bench) -> N
     name = keeper.spec.namespaces[0].name
     old = dataclasses.replace(keeper.spec, namespaces=(Namespace(name, GIB),))
     gate = three.host.gates["configure"] = threading.Event()
-    keeper._on_answered(old, {name: "its limits read back as 8G"})
+    keeper._on_answered(old, {name: because("its limits read back as 8G")})
     assert keeper._verified
-    keeper._on_answered(keeper.spec, {name: "its limits read back as 9G"})
-    assert keeper._refused == {name: "its limits read back as 9G"}
+    keeper._on_answered(keeper.spec, {name: because("its limits read back as 9G")})
+    assert keeper._refused == {name: because("its limits read back as 9G")}
     gate.set()
 
 
@@ -814,7 +816,7 @@ def test_under_protocol_3_a_binding_leaves_the_gpu_open_to_several_processes(thr
 
 def test_a_node_that_cannot_speak_the_protocol_starts_no_daemon_and_says_why(short_tmp: Path, watchless: None) -> None:
     bench = Bench(short_tmp, CALM)
-    bench.host.choice = ProtocolChoice(3, objection="cannot speak MPS protocol 3: the driver is too old")
+    bench.host.choice = ProtocolChoice(3, objection=because("cannot speak MPS protocol 3: the driver is too old"))
     with running(bench):
         bench.supervisor.inventory_changed(inventory(state_of(ONE)))
         gpu = bench.until_daemon(ONE, DaemonState.FAILED)
@@ -1228,7 +1230,7 @@ def test_what_was_chosen_before_is_used_and_asked_about_again(
 ) -> None:
     monkeypatch.setattr("mpsd.supervision.protocol.RETRY_S", 0.01)
     bench = Bench(short_tmp, FAST)
-    bench.host.choice = ProtocolChoice(3, unsure="it is slow")
+    bench.host.choice = ProtocolChoice(3, unsure=because("it is slow"))
     with running(bench):
         bench.supervisor.inventory_changed(inventory(state_of(ONE)))
         gpu = bench.until_daemon(ONE, DaemonState.READY)
