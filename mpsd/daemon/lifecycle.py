@@ -3,6 +3,8 @@
 Every pair of state and event is a row of `TABLE` or named in `IGNORED`. The module knows no process, no socket and no
 clock: who runs the effects reports what came of them as events, a failed one too, so nothing parks. Every state that
 waits has a deadline, and every stop ends: quit, SIGTERM, SIGKILL, and after that FAILED, which says so.
+
+Over 400 lines: the table, its rows and their events are read together.
 """
 
 from collections.abc import Callable, Mapping

@@ -12,16 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
-
 from mpsd.common.errors import GpufracError, TransientError
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import Backoff
 from mpsd.common.threads import GuardedThread, Mishaps
 from mpsd.gpu import health, recovery, xid
 from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, XidEvent
+from mpsd.gpu.calls import Worker, XidWatch
 from mpsd.gpu.health import Policy, Reading, Track
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, Inventory
+from mpsd.gpu.news import log_changes, news
 
 log = get_logger("gpu")
 
@@ -34,13 +34,12 @@ NVML finds GPUs when it is initialised (NVML API reference, nvmlInit_v2)."""
 _VANISHED: Final = "the driver no longer lists this GPU"
 _VANISHED_LISTINGS: Final = 2
 """So many lists in a row without a GPU, and no answer of it since the first, make it lost."""
-_XID_WAIT_S: Final = 1.0
 _JOIN_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    worker: "_Worker"
+    worker: Worker
     outcome: Any
 
 
@@ -64,45 +63,6 @@ class _Close:
 
 _Message = _Done | XidEvent | _Kick | _Close
 _Inbox = queue.SimpleQueue[_Message]
-
-
-class _Worker:
-    """A thread for calls that may hang, one job at a time. `since_s` is None while idle; only the loop reads it."""
-
-    def __init__(self, name: str, inbox: _Inbox) -> None:
-        self.call = ""
-        self.since_s: float | None = None
-        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._inbox = inbox
-        self._thread = GuardedThread(self._run, name)
-        self._thread.start()
-
-    def busy(self) -> bool:
-        return self.since_s is not None
-
-    def submit(self, job: Callable[[], Any], now_s: float) -> None:
-        self.since_s = now_s
-        self._jobs.put(job)
-
-    def stop(self) -> None:
-        self._jobs.put(None)
-
-    def join(self, timeout_s: float) -> bool:
-        """Whether it has ended."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            outcome: Any
-            try:
-                outcome = job()
-            except GpufracError as exc:
-                outcome = exc
-            except Exception as exc:
-                log.exception("driver call failed in an unforeseen way")
-                outcome = GpuError(f"cannot finish {self.call}(): {type(exc).__name__}: {exc}")
-            self._inbox.put(_Done(self, outcome))
 
 
 class Prober:
@@ -141,13 +101,13 @@ class Prober:
         self._unlisted: dict[str, int] = {}  # lists in a row without this GPU, since it last answered
         self._tracks: dict[str, Track] = {}
         self._errors: dict[str, str] = {}  # of GPUs that never gave a reading
-        self._workers: dict[str, _Worker] = {}
-        self._lister: _Worker | None = None
+        self._workers: dict[str, Worker] = {}
+        self._lister: Worker | None = None
         self._backoff = Backoff(*BACKOFF_S)
         self._open_at_s = 0.0
         self._kicked = False
         self._loop = GuardedThread(self._run, "gpu-prober")
-        self._xids = GuardedThread(self._watch_xids, "gpu-xid")
+        self._xids = XidWatch(backend, self._opened, self._stopping, BACKOFF_S, self._inbox.put, self.kick)
 
     @property
     def inventory(self) -> Inventory:
@@ -168,15 +128,18 @@ class Prober:
         self._opened.set()
         self._inbox.put(_Close())
         give_up_s = time.monotonic() + _JOIN_S
-        for thread in (self._loop, self._xids):
-            if thread.is_alive():
-                thread.join(max(0.0, give_up_s - time.monotonic()))
+        if self._loop.is_alive():
+            self._loop.join(max(0.0, give_up_s - time.monotonic()))
         workers = [w for w in (self._lister, *self._workers.values()) if w is not None]
         for worker in workers:
             worker.stop()
-        ended = [worker.join(max(0.0, give_up_s - time.monotonic())) for worker in workers]
-        if all(ended) and not self._xids.is_alive():
+        threads: tuple[XidWatch | Worker, ...] = (self._xids, *workers)
+        ended = [thread.join(max(0.0, give_up_s - time.monotonic())) for thread in threads]
+        if all(ended):
             self._backend.close()
+
+    def _done(self, worker: Worker, outcome: Any) -> None:
+        self._inbox.put(_Done(worker, outcome))
 
     # The loop
 
@@ -246,7 +209,7 @@ class Prober:
 
     def _list(self) -> None:
         if self._lister is None:
-            self._lister = _Worker("gpu-list", self._inbox)
+            self._lister = Worker("gpu-list", self._done)
         lister, now_s = self._lister, self._clock()
         due = now_s >= self._open_at_s
         if not lister.busy() and (self._opened.is_set() or due):
@@ -266,7 +229,7 @@ class Prober:
         lost = (t for t in self._tracks.values() if t.trouble is GpuHealth.LOST and t.good_probes == 0)
         return not self._listed or next(lost, None) is not None
 
-    def _call_list(self, worker: _Worker, *, afresh: bool, may_open: bool) -> _Listing:
+    def _call_list(self, worker: Worker, *, afresh: bool, may_open: bool) -> _Listing:
         """In the lister's thread. A driver that can't list is opened afresh at once, where it may be."""
         if self._opened.is_set() and not afresh:
             try:
@@ -283,7 +246,7 @@ class Prober:
         self._opened.set()
         return listing
 
-    def _call_uuids(self, worker: _Worker, *, fresh: bool) -> _Listing:
+    def _call_uuids(self, worker: Worker, *, fresh: bool) -> _Listing:
         worker.call = "driver_version"
         version = self._backend.driver_version()
         worker.call = "uuids"
@@ -319,12 +282,12 @@ class Prober:
 
     # One GPU
 
-    def _probe(self, uuid: str) -> _Worker | None:
+    def _probe(self, uuid: str) -> Worker | None:
         """Starts a probe and returns its worker, None when an earlier one still hangs."""
         worker = self._workers.get(uuid)
         if worker is None:
             try:
-                worker = self._workers[uuid] = _Worker(f"gpu-{uuid[-8:]}", self._inbox)
+                worker = self._workers[uuid] = Worker(f"gpu-{uuid[-8:]}", self._done)
             except TransientError as error:  # no more threads: the others are probed all the same
                 self._errors[uuid] = str(error)
                 return None
@@ -333,7 +296,7 @@ class Prober:
         worker.submit(lambda: self._call_probe(worker, uuid), self._clock())
         return worker
 
-    def _call_probe(self, worker: _Worker, uuid: str) -> Reading:
+    def _call_probe(self, worker: Worker, uuid: str) -> Reading:
         worker.call, read_s = "info", time.monotonic()
         info = self._backend.info(uuid)
         worker.call, mode = "compute_mode", ComputeMode.UNKNOWN
@@ -380,7 +343,7 @@ class Prober:
             self._publish()
         self._kicked = True  # it may be lost by now
 
-    def _hang_text(self, worker: _Worker) -> str:
+    def _hang_text(self, worker: Worker) -> str:
         hung_s = self._clock() - (worker.since_s or 0.0)
         return health.hang_text(worker.call, hung_s, self._deadline_s)
 
@@ -414,55 +377,11 @@ class Prober:
             # Those that were read once are lost by name.
             never_seen=max(0, self._unnamed - len(self._unlisted)),
         )
-        if self._published is not None and _news(inventory) == _news(self._published):
+        if self._published is not None and news(inventory) == news(self._published):
             return
         previous, self._published = self._published, inventory
-        _log_changes(previous, inventory)
+        log_changes(previous, inventory)
         try:
             self._on_change(inventory)
         except Exception:
             log.exception("a receiver of the inventory failed")
-
-    # XID events
-
-    def _watch_xids(self) -> None:
-        backoff = Backoff(*BACKOFF_S)
-        mishaps = Mishaps("gpu-xid", "waiting for XID events failed", log)
-        while not self._stopping.is_set():
-            self._opened.wait()
-            if self._stopping.is_set():
-                return
-            try:
-                event = self._backend.wait_xid(_XID_WAIT_S)
-            except GpuLostError:
-                self.kick()
-            except GpuError as exc:
-                log.debug("cannot wait for XID events", error=exc)
-            except Exception as error:  # noqa: BLE001 - it is logged
-                mishaps.note(error)
-            else:
-                backoff.reset()
-                if event is not None:
-                    self._inbox.put(event)
-                continue
-            self._stopping.wait(backoff.pause_s())
-
-
-def _news(inventory: Inventory) -> Inventory:
-    """The same without the times of the readings."""
-    gpus = tuple(msgspec.structs.replace(state, read_s=None) for state in inventory.gpus)
-    return msgspec.structs.replace(inventory, gpus=gpus)
-
-
-def _log_changes(old: Inventory | None, new: Inventory) -> None:
-    if new.reason and (old is None or old.reason != new.reason):
-        log.warning("GPUs incomplete", reason=new.reason)
-    before = {s.info.uuid: (s.health, s.reason) for s in old.gpus} if old else {}
-    for state in new.gpus:
-        uuid = state.info.uuid
-        if before.get(uuid, (GpuHealth.OK, "")) == (state.health, state.reason):
-            continue
-        if state.health is GpuHealth.OK:
-            log.info("GPU recovered", gpu=uuid)
-        else:
-            log.warning("GPU in trouble", gpu=uuid, health=state.health, reason=state.reason)

@@ -18,8 +18,8 @@ from mpsd.common.lanes import Lane
 from mpsd.common.log import get_logger
 from mpsd.config.model import NodeConfig
 from mpsd.config.reload import Process, merge
-from mpsd.daemon import process
 from mpsd.daemon.controller import NotAClientError
+from mpsd.daemon.exits import ExitWatcher
 from mpsd.daemon.host import DaemonHost
 from mpsd.daemon.lifecycle import Jitter, Policy
 from mpsd.daemon.logs.parse import LogEvent
@@ -78,7 +78,7 @@ class Supervisor:
         self._disk = Lane("state")
         indices = Indices(state, self._disk)
         self._hard_limits = HardLimitsKeeper(backend, post)
-        self._watcher = process.ExitWatcher(lambda identity: post(partial(self._daemons.on_exit, identity)))
+        self._watcher = ExitWatcher(lambda identity: post(partial(self._daemons.on_exit, identity)))
         self._protocol = ProtocolKeeper(host, post, lambda changed: self._daemons.protocol_chosen(changed=changed))
         self._gpus = Gpus(node, backend, host, state, indices, post, on_counted=self._on_counted, kick=kick)
         self._daemons = Daemons(

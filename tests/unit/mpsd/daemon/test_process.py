@@ -15,6 +15,7 @@ from mpsd.common.errors import ProtocolError, TransientError
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
+from mpsd.daemon.exits import ExitWatcher
 from mpsd.daemon.paths import DaemonDirs, daemon_dirs
 from tests.waiting import WAIT_S
 
@@ -262,7 +263,7 @@ def test_a_group_is_that_of_a_living_daemon() -> None:
 
 def test_the_watcher_tells_exits_once_and_late_comers_at_once() -> None:
     exits: queue.SimpleQueue[DaemonIdentity] = queue.SimpleQueue()
-    watcher = process.ExitWatcher(exits.put)
+    watcher = ExitWatcher(exits.put)
     watcher.start()
     try:
         with child() as first, child() as second:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpsd.common.errors import ConfigError, GpufracError, ProtocolError, TransientError
-from mpsd.daemon import process
+from mpsd.daemon.exits import ExitWatcher
 from mpsd.gpu.backend import GpuLostError, GpuNotSupportedError, MemoryLimits, NoLimitError
 from mpsd.limits.api import MAX_QUERIES, LimitsApi
 from mpsd.localapi.snapshot import CleanedUp, HardLimits, LimitQuery, LimitReading
@@ -36,7 +36,7 @@ class Node:
 
 @pytest.fixture
 def node(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(process.ExitWatcher, "watch", lambda _self, _identity: None)  # fake daemons have no process
+    monkeypatch.setattr(ExitWatcher, "watch", lambda _self, _identity: None)  # fake daemons have no process
     bench = Bench(short_tmp, CALM)
     bench.backend.cgroup_root = f"{short_tmp}/cgroup"
     (short_tmp / "cgroup/pod/c1").mkdir(parents=True)

@@ -16,9 +16,9 @@ import pytest
 
 from mpsd.common.errors import ConfigError, TransientError
 from mpsd.config.model import GIB, Enforcement, FixedMemory, GpuSelection, MpsConfig, NodeConfig, Resource
-from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.controller import MpsClients
+from mpsd.daemon.exits import ExitWatcher
 from mpsd.daemon.host import ForeignDaemonError, ProtocolChoice
 from mpsd.daemon.lifecycle import Policy
 from mpsd.daemon.logs.parse import ClientConnected, Evictions, FaultClients, FaultEnded, ServerExited
@@ -111,7 +111,7 @@ class Bench:
 @pytest.fixture
 def watchless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake daemons have no process to watch."""
-    monkeypatch.setattr(process.ExitWatcher, "watch", lambda _self, _identity: None)
+    monkeypatch.setattr(ExitWatcher, "watch", lambda _self, _identity: None)
 
 
 @contextmanager

@@ -1,0 +1,29 @@
+"""What of an inventory is news to those who read it, and what of that is said in the log."""
+
+import msgspec
+
+from mpsd.common.log import get_logger
+from mpsd.gpu.model import GpuHealth, Inventory
+
+log = get_logger("gpu")
+
+
+def news(inventory: Inventory) -> Inventory:
+    """The same without the times of the readings."""
+    gpus = tuple(msgspec.structs.replace(state, read_s=None) for state in inventory.gpus)
+    return msgspec.structs.replace(inventory, gpus=gpus)
+
+
+def log_changes(old: Inventory | None, new: Inventory) -> None:
+    """Says what became worse or better."""
+    if new.reason and (old is None or old.reason != new.reason):
+        log.warning("GPUs incomplete", reason=new.reason)
+    before = {s.info.uuid: (s.health, s.reason) for s in old.gpus} if old else {}
+    for state in new.gpus:
+        uuid = state.info.uuid
+        if before.get(uuid, (GpuHealth.OK, "")) == (state.health, state.reason):
+            continue
+        if state.health is GpuHealth.OK:
+            log.info("GPU recovered", gpu=uuid)
+        else:
+            log.warning("GPU in trouble", gpu=uuid, health=state.health, reason=state.reason)
