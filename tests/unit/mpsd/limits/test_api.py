@@ -13,7 +13,7 @@ from mpsd.limits.api import MAX_QUERIES, LimitsApi
 from mpsd.localapi.snapshot import CleanedUp, HardLimits, LimitQuery, LimitReading
 from mpsd.supervision.methods import methods
 from mpsd.supervision.terminate import Terminator
-from tests.unit.mpsd.supervision.test_supervisor import CALM, ONE, TWO, Bench, inventory, running, state_of
+from tests.unit.mpsd.supervision.bench import CALM, ONE, TWO, Bench, inventory, running, state_of
 from tests.waiting import WAIT_S, until
 
 GIB = 1 << 30

@@ -1,8 +1,5 @@
 """An MPS server is on the GPU from the binding to its end, whoever uses it."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from mpsd.common.errors import TransientError
@@ -11,21 +8,7 @@ from mpsd.gpu.model import ComputeMode, Mode
 from mpsd.localapi.snapshot import DaemonState, GpuStatus
 from mpsd.supervision import serverhold
 from tests.desired import bind
-from tests.unit.mpsd.supervision.test_supervisor import (  # noqa: F401 - fixtures
-    CALM,
-    ONE,
-    Bench,
-    inventory,
-    running,
-    state_of,
-    watchless,
-)
-
-
-@pytest.fixture
-def calm(short_tmp: Path, watchless: None) -> Iterator[Bench]:  # noqa: F811
-    with running(Bench(short_tmp, CALM)) as bench:
-        yield bench
+from tests.unit.mpsd.supervision.bench import ONE, Bench, inventory, state_of
 
 
 def unheld(gpu: GpuStatus) -> str:

@@ -15,20 +15,8 @@ from mpsd.gpu.model import GpuProcess, Mode
 from mpsd.localapi.snapshot import DaemonState, Desired, Outcome
 from mpsd.supervision.terminate import Terminator
 from tests.desired import allocation
-from tests.unit.mpsd.supervision.test_supervisor import (
-    CALM,
-    ONE,
-    Bench,
-    gpu_user,
-    inventory,
-    resource,
-    running,
-    state_of,
-    watchless,
-)
+from tests.unit.mpsd.supervision.bench import CALM, ONE, Bench, gpu_user, inventory, resource, running, state_of
 from tests.waiting import WAIT_S
-
-__all__ = ["watchless"]
 
 
 def bind_both(bench: Bench, mode: Mode) -> None:
