@@ -15,13 +15,12 @@ from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured
 from mpsd.daemon.host import DaemonHost, ForeignDaemonError, ProtocolChoice, Running
 from mpsd.daemon.lifecycle import Effect, Event, Jitter, Lifecycle, Policy
-from mpsd.daemon.namespaces import Namespace
-from mpsd.daemon.paths import MAIN, link_directory, mount_directory
-from mpsd.daemon.plan import DaemonSpec, GroupPlan, namespace_of
-from mpsd.localapi.reasons import DaemonCode, NamespaceCode
+from mpsd.daemon.plan import DaemonSpec, GroupPlan
+from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
 from mpsd.supervision.effects import Configure, Kill, Probe, Quit, Spawn, Terminate, Work
 from mpsd.supervision.ends import ENDS, End, Fate, Then
+from mpsd.supervision.inforce import InForce, read_back
 from mpsd.supervision.serverhold import ServerHold
 
 log = get_logger("mpsd")
@@ -72,10 +71,7 @@ class DaemonKeeper:
         """Why the daemon that runs is not the one wanted, though it works."""
         self.server_trouble: Reason | None = None
         """What its logs say of its servers; while they do it is not ready."""
-        self._limit_bytes: int | None = None
-        self._verified: Mapping[str, Namespace] = {}
-        self._refused: Mapping[str, Reason] = {}
-        self._main_linked = False
+        self.in_force = InForce()
         self.hold = ServerHold(lane, outside.host, outside.post)
         self.fate: Fate | None = None
         """When mpsd stops: None until decided, then whether it ends or stays."""
@@ -244,19 +240,13 @@ class DaemonKeeper:
                 self.spec = self._wanted_spec()
                 return Configure(self.spec, ask_servers)
             case Effect.PROBE:
-                return Probe(self._proven(), ask_servers)
+                return Probe(self.in_force.of(self.spec), ask_servers)
             case Effect.QUIT:
                 return Quit(self.spec, self._outside.policy.quit_s)
             case Effect.TERMINATE:
                 return Terminate(self.identity)
             case Effect.KILL:
                 return Kill(self.spec, self.identity, self.servers)
-
-    def _proven(self) -> DaemonSpec:
-        """The spec with what was read back and no more: what was never set is no reason to distrust the daemon."""
-        namespaces = tuple(n for n in self.spec.namespaces if self._verified.get(n.name) == n)
-        limit_bytes = self._limit_bytes or 0
-        return replace(self.spec, namespaces=namespaces, pinned_limit_bytes=limit_bytes, main_socket=self._main_linked)
 
     def remove_directories(self) -> None:
         """Removes what an ended daemon leaves on disk."""
@@ -313,8 +303,7 @@ class DaemonKeeper:
 
     def _on_running(self, running: Running) -> None:
         self.identity, self.outdated = running.identity, None
-        self._limit_bytes, self._verified, self._refused, self._main_linked = None, {}, {}, False
-        self.servers, self.server_trouble = (), None
+        self.in_force, self.servers, self.server_trouble = InForce(), (), None
         self._outside.started(self)
         self.feed(life.Adopted() if running.adopted else life.Spawned())
         self._outside.judged(self)
@@ -322,9 +311,7 @@ class DaemonKeeper:
     def _on_configured(self, spec: DaemonSpec, configured: Configured) -> None:
         if spec != self.spec:
             return  # the plan changed meanwhile; the answer that counts is under way
-        self._limit_bytes = spec.pinned_limit_bytes
-        self._verified = {n.name: n for n in spec.namespaces if n.name in configured.attached}
-        self._refused, self._main_linked = configured.refused, MAIN in configured.attached
+        self.in_force = read_back(spec, configured)
         if self.server_trouble is not None:
             self.feed(life.ConfigFailed(self.server_trouble))
         else:
@@ -334,20 +321,17 @@ class DaemonKeeper:
     def _on_answered(self, spec: DaemonSpec, objections: Mapping[str, Reason]) -> None:
         """A probe found the daemon well, but maybe not each namespace: a tenant can spoil its own, and nobody else's
         allocation may suffer from that."""
-        asked = {namespace.name: namespace for namespace in spec.namespaces}
-        # Of what was set otherwise since then it says nothing.
-        spoilt = {name: why for name, why in objections.items() if asked.get(name) == self._verified.get(name)}
-        for name in spoilt.keys() & self._verified.keys():
+        spoilt = self.in_force.spoilt(spec, objections)
+        for name in spoilt.keys() & self.in_force.verified.keys():
             why = spoilt[name].message
             log.warning("MPS namespace is not as it was set", daemon=self.name, namespace=name, reason=why)
-        self._verified = {name: namespace for name, namespace in self._verified.items() if name not in spoilt}
-        self._refused = {**self._refused, **spoilt}
+        self.in_force = self.in_force.without(spoilt)
         trouble = self.server_trouble
         self._on_probed(life.ProbeOk() if trouble is None else life.ProbeFailed(trouble))
 
     def _on_probed(self, event: Event) -> None:
         self.feed(event)
-        if self._refused and isinstance(event, life.ProbeOk):
+        if self.in_force.refused and isinstance(event, life.ProbeOk):
             self.feed(life.Respecified())  # what could not be set up then may be by now
         self._outside.tried(self)
 
@@ -366,7 +350,7 @@ class DaemonKeeper:
         attached: tuple[Attached, ...] = ()
         if self.answers:
             by_socket = (a for a in allocations if self.spec.protocol == 3 or a.default_socket)
-            attached = tuple(self._attached(allocation) for allocation in by_socket)
+            attached = tuple(self.in_force.attached(self.spec, allocation) for allocation in by_socket)
         fine = self.answers and not self.life.wedged
         return DaemonStatus(
             state=self.state,
@@ -378,7 +362,7 @@ class DaemonKeeper:
             pid=self.identity.pid if self.identity is not None else None,
             pipe_directory=self.spec.dirs.pipe,
             log_directory=self.spec.dirs.log,
-            pinned_limit_bytes=self._limit_bytes if self.answers else None,
+            pinned_limit_bytes=self.in_force.limit_bytes if self.answers else None,
             attached=attached,
             unheld=message_of(self.hold.objection),
             unheld_code=code_of(self.hold.objection),
@@ -387,31 +371,6 @@ class DaemonKeeper:
             wedged=self.life.wedged,
             last_log=() if fine else last_log(),
         )
-
-    def _attached(self, allocation: DesiredAllocation) -> Attached:
-        if allocation.default_socket:
-            return self._attached_to_main(allocation)
-        namespace = namespace_of(allocation)
-        objection = None
-        if self._verified.get(namespace.name) != namespace:
-            pending = Reason(NamespaceCode.PENDING, f"its MPS namespace {namespace.name} is not set up yet")
-            objection = self._refused.get(namespace.name, pending)
-        directory = mount_directory(self.spec.dirs, namespace.name)
-        return _attached(allocation, directory, namespace.limit_bytes, objection)
-
-    def _attached_to_main(self, allocation: DesiredAllocation) -> Attached:
-        objection = None
-        if self.spec.protocol != 3:
-            text = f"it needs MPS protocol 3, and the daemon of {self.name} speaks {self.spec.protocol}"
-            objection = Reason(NamespaceCode.NEEDS_PROTOCOL_3, text)
-        elif not self._main_linked:
-            pending = Reason(NamespaceCode.PENDING, "the daemon's main socket is not linked for it yet")
-            objection = self._refused.get(MAIN, pending)
-        return _attached(allocation, link_directory(self.spec.dirs, MAIN), allocation.limit_bytes, objection)
-
-
-def _attached(allocation: DesiredAllocation, directory: str, limit_bytes: int, objection: Reason | None) -> Attached:
-    return Attached(allocation.key, directory, limit_bytes, message_of(objection), code_of(objection))
 
 
 def _spawn_code(error: Exception) -> DaemonCode:

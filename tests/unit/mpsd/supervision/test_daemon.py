@@ -223,9 +223,9 @@ def test_an_objection_to_what_is_set_otherwise_by_now_is_none(three: Bench) -> N
     old = dataclasses.replace(keeper.spec, namespaces=(Namespace(name, GIB),))
     gate = three.host.gates["configure"] = threading.Event()
     keeper._on_answered(old, {name: because("its limits read back as 8G")})
-    assert keeper._verified
+    assert keeper.in_force.verified
     keeper._on_answered(keeper.spec, {name: because("its limits read back as 9G")})
-    assert keeper._refused == {name: because("its limits read back as 9G")}
+    assert keeper.in_force.refused == {name: because("its limits read back as 9G")}
     gate.set()
 
 
