@@ -37,7 +37,7 @@ from deviceplugin.status.podevents import PodNews
 from deviceplugin.status.status import PluginStatus, allocation_statuses, plugin_status
 from mpsd import simulated
 from mpsd.common import threads
-from mpsd.common.errors import GpufracError, ProtocolError
+from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.processes import processes_of_pods
 from mpsd.common.socketfile import SocketFile
@@ -46,7 +46,7 @@ from mpsd.config.model import NodeConfig
 from mpsd.config.reload import Process, merge
 from mpsd.config.watch import ConfigWatcher
 from mpsd.localapi.client import MpsdClient, call
-from mpsd.localapi.methods import operating, reading
+from mpsd.localapi.methods import operating, reading, shaped
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import Snapshot
 
@@ -262,17 +262,17 @@ class Services:
         )
 
     def _targets(self, params: Mapping[str, object]) -> object:
-        asked = _params(params, _Pod)
+        asked = shaped(params, _Pod)
         return targets(self.status().allocations, asked.pod, asked.container)
 
     def _drain(self, params: Mapping[str, object]) -> Drain:
-        asked = _params(params, _DrainGpu)
+        asked = shaped(params, _DrainGpu)
         drain = self._broker.drain(asked.gpu, asked.reason)
         log.info("GPU drained", gpu=drain.gpu, reason=drain.text)
         return drain
 
     def _undrain(self, params: Mapping[str, object]) -> None:
-        gpu = _params(params, _Gpu).gpu
+        gpu = shaped(params, _Gpu).gpu
         self._broker.undrain(gpu)
         log.info("GPU undrained", gpu=gpu)
 
@@ -407,10 +407,3 @@ class _DrainGpu(_Gpu):
 class _Pod(msgspec.Struct, forbid_unknown_fields=True):
     pod: str
     container: str | None = None
-
-
-def _params(params: Mapping[str, object], shape: type[T]) -> T:
-    try:
-        return msgspec.convert(params, shape)
-    except msgspec.ValidationError as error:
-        raise ProtocolError(f"cannot use the parameters: {error}") from error

@@ -13,6 +13,7 @@ from deviceplugin.cli.output import complain, failures, print_json, print_table,
 from deviceplugin.status.clients import ClientStatus, GpuClientsStatus
 from deviceplugin.status.clients import clients as clients_of
 from mpsd.common.errors import GpufracError
+from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.localapi.client import MpsdClient, call
 
 COLUMNS = ("GPU", "PID", "COMMAND", "KIND", "POD", "ALLOCATION", "MEMORY")
@@ -58,9 +59,9 @@ def clients(gpus: tuple[str, ...], config_path: str | None, run_root: str | None
 def find_clients(root: str, node: Node) -> tuple[Sequence[GpuClientsStatus], list[str]]:
     """The processes on each GPU by index, and why those of some GPUs may be out of date."""
     if node.mpsd is None:
-        return call(f"{root}/plugin.sock", "clients", {}, tuple[GpuClientsStatus, ...]), []
+        return call(plugin_socket(root), "clients", {}, tuple[GpuClientsStatus, ...]), []
     try:
-        looked_up = MpsdClient(f"{root}/mpsd.sock").clients([gpu.info.uuid for gpu in node.mpsd.gpus])
+        looked_up = MpsdClient(mpsd_socket(root)).clients([gpu.info.uuid for gpu in node.mpsd.gpus])
     except GpufracError as error:
         looked_up, outdated, errors = {}, str(error), [str(error)]
     else:

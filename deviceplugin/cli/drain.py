@@ -12,6 +12,7 @@ from deviceplugin.cli.options import Seconds, node_options, run_root_of
 from deviceplugin.cli.output import Failure, complain, counted, failures, print_json, say, some
 from deviceplugin.status.status import AllocationStatus, PluginStatus
 from mpsd.common.errors import NotReachableError
+from mpsd.common.socketpath import plugin_socket
 from mpsd.localapi.client import call
 
 POLL_S = 1.0
@@ -56,7 +57,7 @@ def drain(
     """
     if timeout_s is not None and not wait:
         raise click.UsageError("--timeout needs --wait")
-    socket = f"{run_root_of(config_path, run_root)}/plugin.sock"
+    socket = plugin_socket(run_root_of(config_path, run_root))
     status, chosen = _chosen(socket, gpus, everything=everything, gone=False)
     drained = {gpu.uuid for gpu in status.gpus if gpu.drained}
     for gpu in chosen:
@@ -88,7 +89,7 @@ def undrain(
     GPU is an index, a UUID, a unique prefix of one, or a group (all its members). One that is gone from the node has
     its UUID only; `gpufrac status` names those that are drained.
     """
-    socket = f"{run_root_of(config_path, run_root)}/plugin.sock"
+    socket = plugin_socket(run_root_of(config_path, run_root))
     _, chosen = _chosen(socket, gpus, everything=everything, gone=True)
     for gpu in chosen:
         call(socket, "undrain", {"gpu": gpu.uuid}, object)

@@ -8,6 +8,7 @@ import click
 
 from deviceplugin.cli.output import some
 from mpsd.common.errors import ConfigError, GpufracError
+from mpsd.common.socketpath import plugin_socket
 
 if TYPE_CHECKING:
     from deviceplugin.status.status import PluginStatus
@@ -103,6 +104,6 @@ def _status(context: click.Context) -> "PluginStatus | None":
 
     try:
         root = run_root_of(context.params.get("config_path"), context.params.get("run_root"))
-        return call(f"{root}/plugin.sock", "status", {}, PluginStatus, COMPLETE_S)
+        return call(plugin_socket(root), "status", {}, PluginStatus, COMPLETE_S)
     except GpufracError:
         return None

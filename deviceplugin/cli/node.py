@@ -28,6 +28,7 @@ from deviceplugin.selftest import record
 from deviceplugin.status.attention import attention
 from deviceplugin.status.status import PluginStatus, ResourceStatus
 from mpsd.common.errors import GpufracError, NotReachableError
+from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
 LOG_LINES = 5
@@ -74,11 +75,11 @@ def look(config_path: str | None, run_root: str | None) -> Node:
     snapshot = plugin = None
     mpsd_error = plugin_error = ""
     try:
-        snapshot = MpsdClient(f"{root}/mpsd.sock").snapshot()
+        snapshot = MpsdClient(mpsd_socket(root)).snapshot()
     except GpufracError as error:
         mpsd_error = _unread("mpsd", root, error)
     try:
-        plugin = call(f"{root}/plugin.sock", "status", {}, PluginStatus)
+        plugin = call(plugin_socket(root), "status", {}, PluginStatus)
     except GpufracError as error:
         plugin_error = _unread("plugin", root, error)
     return Node(snapshot, mpsd_error, plugin, plugin_error)

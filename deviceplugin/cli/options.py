@@ -9,10 +9,9 @@ import click
 
 from deviceplugin.cli.output import output_option
 from mpsd.common.errors import ConfigError
+from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES, RUN_ROOT, plugin_socket
 
 P = ParamSpec("P")
-
-DEFAULT_RUN_ROOT = "/run/gpufrac"
 
 
 def node_options(command: Callable[P, None]) -> Callable[P, None]:
@@ -22,7 +21,7 @@ def node_options(command: Callable[P, None]) -> Callable[P, None]:
         "--run-root",
         envvar="GPUFRAC_RUN_ROOT",
         metavar="DIR",
-        help=f"Directory of the sockets (mps.runRoot). Default: {DEFAULT_RUN_ROOT}.",
+        help=f"Directory of the sockets (mps.runRoot). Default: {RUN_ROOT}.",
     )(command)
     return click.option(
         "--config", "config_path", envvar="GPUFRAC_CONFIG", metavar="FILE", help="Take mps.runRoot from this config."
@@ -31,14 +30,12 @@ def node_options(command: Callable[P, None]) -> Callable[P, None]:
 
 def run_root_of(config_path: str | None, run_root: str | None) -> str:
     """The directory of the sockets. Raises ConfigError for a config that can't be used, or a path that is too long."""
-    from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
-
     if run_root is None and config_path is not None:
         from mpsd.config.load import load_config
 
         run_root = load_config(config_path).mps.run_root
-    root = run_root or DEFAULT_RUN_ROOT
-    size_bytes = len(os.fsencode(f"{root}/plugin.sock"))
+    root = run_root or RUN_ROOT
+    size_bytes = len(os.fsencode(plugin_socket(root)))
     if size_bytes > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
             f"cannot use run root {root[:80]}...: the path of a socket in it has {size_bytes} bytes, and may have "

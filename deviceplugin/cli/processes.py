@@ -13,6 +13,7 @@ from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import Failure, complain, confirm, counted, failures, print_json, say, some
 from mpsd.common.errors import ConfigError, GpufracError, NotReachableError
+from mpsd.common.socketpath import mpsd_socket, plugin_socket
 
 if TYPE_CHECKING:
     from mpsd.localapi.snapshot import GpuStatus, Places
@@ -66,14 +67,14 @@ def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: 
     from mpsd.localapi.snapshot import CleanedUp
 
     root = run_root_of(config_path, run_root)
-    snapshot = MpsdClient(f"{root}/mpsd.sock").snapshot()
-    if _answers(f"{root}/plugin.sock"):
+    snapshot = MpsdClient(mpsd_socket(root)).snapshot()
+    if _answers(plugin_socket(root)):
         complain("gpufrac plugin is up: stop it first, or it goes on admitting pods that can't start")
     if not yes:
         users = _users(snapshot.gpus)
         confirm(f"End every MPS daemon of this node, and restore the compute modes? They have {_clients(users)}.")
-    done = call(f"{root}/mpsd.sock", "cleanup", {}, CleanedUp, timeout_s=40.0)
-    plugin = [PLUGIN_RUNS] if _answers(f"{root}/plugin.sock") else _clear_plugin(root, done.places)
+    done = call(mpsd_socket(root), "cleanup", {}, CleanedUp, timeout_s=40.0)
+    plugin = [PLUGIN_RUNS] if _answers(plugin_socket(root)) else _clear_plugin(root, done.places)
     left = [*done.left, *plugin]
     if left:
         raise Failure(f"cannot leave the node as it was found: {'; '.join(left)}")
@@ -129,7 +130,7 @@ def replace(
 
     if reason is not None and not (reason.strip() and reason.isprintable() and len(reason) <= MAX_REASON):
         raise ConfigError(f"cannot take this reason: use 1 to {MAX_REASON} printable characters on one line")
-    socket = f"{run_root_of(config_path, run_root)}/mpsd.sock"
+    socket = mpsd_socket(run_root_of(config_path, run_root))
     snapshot = MpsdClient(socket).snapshot()
     chosen = choose([daemon], names_of_mpsd(snapshot))
     name = chosen[0].group or chosen[0].uuid
@@ -168,7 +169,7 @@ def confirm_indices(config_path: str | None, run_root: str | None, output: str, 
     from mpsd.config.numbering import moved
     from mpsd.localapi.client import MpsdClient, call
 
-    socket = f"{run_root_of(config_path, run_root)}/mpsd.sock"
+    socket = mpsd_socket(run_root_of(config_path, run_root))
     gpus = MpsdClient(socket).snapshot().gpus
     changes = moved(gpu.info for gpu in gpus)
     if changes and not yes:

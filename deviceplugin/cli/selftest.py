@@ -19,6 +19,7 @@ from deviceplugin.cli.signals import ignore_signals, interrupt, on_signals
 from deviceplugin.selftest import plan, record, run
 from mpsd import simulated
 from mpsd.common.lockfile import open_lock, try_lock
+from mpsd.common.socketpath import mpsd_socket
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import Mode
 from mpsd.localapi.client import MpsdClient
@@ -64,7 +65,7 @@ def selftest(
     known = names_of_mpsd(snapshot)
     chosen = [gpu.uuid for gpu in (choose(gpus, known) if gpus else sorted(known))]
     with _alone(root), on_signals(interrupt):
-        results = _run(MpsdClient(f"{root}/mpsd.sock"), client, cgroup, _facts(node, chosen), claimed)
+        results = _run(MpsdClient(mpsd_socket(root)), client, cgroup, _facts(node, chosen), claimed)
     done = record.Record(
         unix_s=time.time(), driver=snapshot.driver_version or "unknown", version=version("gpufrac"), results=results
     )

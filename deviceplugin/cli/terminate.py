@@ -15,6 +15,7 @@ from deviceplugin.cli.output import complain, confirm, failures, print_json, pri
 from deviceplugin.status.clients import GpuClientsStatus, Target
 from deviceplugin.status.status import PluginStatus
 from mpsd.common.errors import ConfigError, GpufracError, NotReachableError
+from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.localapi.client import call
 from mpsd.localapi.snapshot import Outcome, Termination
 from mpsd.localapi.wire import MAX_BLOCK_S
@@ -70,7 +71,7 @@ def terminate(
     index = {gpu.info.uuid: gpu.info.index for gpu in node.need_mpsd().gpus}
     plugin = node.need_plugin()
     found = find_clients(root, node)[0]
-    aim = find_aim(f"{root}/plugin.sock", target, meant, found)
+    aim = find_aim(plugin_socket(root), target, meant, found)
     before = aim.of(found)
     if not yes:
         print_table(COLUMNS, client_rows(before), aim.nothing, err=True)
@@ -78,7 +79,7 @@ def terminate(
             say(f"Neighbours on the same GPUs: {some(others)}", err=True)
         confirm(f"End the GPU use of {aim}{', and kill its processes' if kill else ''}?")
     params = {"keys": aim.keys, "pod_uids": aim.pod_uids, "kill": kill, "force": force}
-    ended = call(f"{root}/mpsd.sock", "terminate", params, Ended, TIMEOUT_S)
+    ended = call(mpsd_socket(root), "terminate", params, Ended, TIMEOUT_S)
     missed = _missed(ended, before, aim.of(find_clients(root, node)[0]))
     if output == "json":
         print_json({"targets": aim.targets, "clients": ended.clients, "errors": ended.errors, "missed": missed})

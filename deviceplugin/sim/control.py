@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from mpsd.common.errors import ConfigError, NotReachableError, ProtocolError
+from mpsd.common.errors import ConfigError, NotReachableError
 from mpsd.localapi.client import call
 
 if TYPE_CHECKING:  # whoever only asks a node needs nothing of what it is made of
@@ -70,11 +70,11 @@ class Client(msgspec.Struct, frozen=True):
 def server(node: "SimulatedNode") -> "LocalServer":
     """The node's control socket, not started yet."""
     from deviceplugin.sim.objects.manifests import LoadedPod, Note, parse_all
-    from mpsd.localapi.methods import operating
+    from mpsd.localapi.methods import operating, shaped
     from mpsd.localapi.server import LocalServer
 
     def admit(params: dict[str, Any]) -> Admitted:
-        asked = _convert(params, Admit)
+        asked = shaped(params, Admit)
         try:
             found = parse_all([(manifest.source, manifest.text.encode()) for manifest in asked.manifests])
         except ConfigError as error:
@@ -83,7 +83,7 @@ def server(node: "SimulatedNode") -> "LocalServer":
         return Admitted(report, tuple(str(item) for item in found if isinstance(item, Note)))
 
     def delete(params: dict[str, Any]) -> None:
-        asked = _convert(params, Delete)
+        asked = shaped(params, Delete)
         for pod in asked.pods:
             node.kubelet.pod(pod.name, pod.namespace)  # all of them, or none
         for pod in asked.pods:
@@ -94,7 +94,7 @@ def server(node: "SimulatedNode") -> "LocalServer":
         return Restarted(len(node.kubelet.pods()), {pod.spec.full_name: pod.message for pod in failed})
 
     def client(params: dict[str, Any]) -> dict[str, str]:
-        asked = _convert(params, Client)
+        asked = shaped(params, Client)
         return node.client_environment(asked.namespace, asked.pod, asked.container, asked.pid)
 
     methods = operating({"admit": admit, "delete": delete, "restart_kubelet": restart_kubelet, "client": client})
@@ -132,10 +132,3 @@ class ControlClient:
                 f"cannot reach a simulated node in {self._directory}: none answers there; "
                 f"start one with: gpufrac sim up --directory {self._directory}"
             ) from error
-
-
-def _convert(params: dict[str, Any], shape: type[T]) -> T:
-    try:
-        return msgspec.convert(params, shape)
-    except msgspec.ValidationError as error:
-        raise ProtocolError(f"cannot read the parameters: {error}") from error

@@ -14,6 +14,8 @@ from mpsd.common.threads import GuardedThread
 log = get_logger("mpsd")
 
 Job = Callable[[], None]
+Post = Callable[[Job], None]
+"""Has a job run by the thread that owns the state: how a lane hands in what came of its own."""
 
 
 class Lane:

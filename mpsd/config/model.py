@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from mpsd.common.socketpath import RUN_ROOT, mpsd_socket, plugin_socket
 from mpsd.gpu.model import MIB, GpuInfo, Mode
 
 API_VERSION: Final = "gpufrac.dev/v1"
@@ -145,7 +146,7 @@ class MpsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """auto | 2 | 3"""
     binary: str = "nvidia-cuda-mps-control"
     driver_root: str = "/"
-    run_root: str = "/run/gpufrac"
+    run_root: str = RUN_ROOT
     log_root: str = "/var/log/gpufrac"
     shared_memory: bool = False
     client_limit: int = MPS_CLIENTS_PER_GPU
@@ -245,11 +246,11 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mpsd_socket(self) -> str:
-        return f"{self.mps.run_root}/mpsd.sock"
+        return mpsd_socket(self.mps.run_root)
 
     @property
     def plugin_socket(self) -> str:
-        return f"{self.mps.run_root}/plugin.sock"
+        return plugin_socket(self.mps.run_root)
 
     @property
     def simulation_directory(self) -> str:

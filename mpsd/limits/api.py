@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from mpsd.common.errors import ConfigError, GpufracError, TransientError
-from mpsd.common.lanes import Lane
+from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.gpu.backend import GpuBackend, GpuNotSupportedError, MemoryLimits, NoLimitError
 from mpsd.limits.cgroups import objection
@@ -19,8 +19,6 @@ log = get_logger("mpsd")
 
 MAX_QUERIES = 512
 MAX_LIMIT_BYTES = 1 << 62
-
-Post = Callable[[Callable[[], None]], None]
 
 
 @dataclass(frozen=True, slots=True)

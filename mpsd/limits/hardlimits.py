@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mpsd.common.errors import GpufracError
-from mpsd.common.lanes import Lane
+from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import LeakPolicy
@@ -21,8 +21,6 @@ log = get_logger("mpsd")
 
 AGAIN_S = 60.0
 """Between probes while something is missing, and between looks for leaks while soft limits are in use."""
-
-Post = Callable[[Callable[[], None]], None]
 
 
 class _Asked(NamedTuple):

@@ -4,12 +4,18 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from mpsd.common.errors import ProtocolError
+
+T = TypeVar("T")
 
 Call = Callable[[dict[str, Any]], object]
 """Takes the request's params, returns what msgspec can encode; a GpufracError is passed on to the caller.
 
-Params come from outside: convert them (msgspec.convert) or check them. It may block, at most wire.MAX_BLOCK_S.
+Params come from outside: see `shaped`. It may block, at most wire.MAX_BLOCK_S.
 """
 
 
@@ -49,3 +55,11 @@ def rights(uid: int) -> frozenset[Access]:
     """What a user may: root and the user the server runs as everything, nobody else anything. What is read names pods
     and processes of all tenants."""
     return ALL if uid in (0, os.geteuid()) else NONE
+
+
+def shaped(params: Mapping[str, object], shape: type[T]) -> T:
+    """A request's params in the shape that a method takes. Raises ProtocolError."""
+    try:
+        return msgspec.convert(params, shape)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"cannot read the parameters: {error}") from error

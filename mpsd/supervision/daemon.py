@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mpsd.common.errors import ConfigError, GpufracError
-from mpsd.common.lanes import Lane
+from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.daemon import adopt
@@ -27,8 +27,6 @@ log = get_logger("mpsd")
 
 FIND_RETRY_S = 5.0
 _TROUBLE = (DaemonState.BACKOFF, DaemonState.FAILED, DaemonState.KILLING)
-
-Post = Callable[[Callable[[], None]], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mpsd.common.errors import ConfigError
-from mpsd.common.lanes import Lane
+from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason
 from mpsd.daemon import lifecycle as life
@@ -20,7 +20,7 @@ from mpsd.daemon.state import StateFile
 from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState
 from mpsd.shares.groups import group_of
-from mpsd.supervision.daemon import DaemonKeeper, Outside, Post
+from mpsd.supervision.daemon import DaemonKeeper, Outside
 from mpsd.supervision.ends import End
 from mpsd.supervision.node import Node
 from mpsd.supervision.protocol import ProtocolKeeper

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from mpsd.common.errors import TransientError
-from mpsd.common.lanes import Lane
+from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.daemon.host import DaemonHost
 from mpsd.daemon.state import StateFile
@@ -15,7 +15,7 @@ from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuState, Inventory
 from mpsd.limits.api import GpuLimits
 from mpsd.localapi.snapshot import DaemonState
 from mpsd.supervision.computemode import Hold, hold_for
-from mpsd.supervision.daemon import DaemonKeeper, Post
+from mpsd.supervision.daemon import DaemonKeeper
 from mpsd.supervision.ends import Fate
 from mpsd.supervision.indices import Indices
 from mpsd.supervision.mode import ModeKeeper

@@ -12,7 +12,7 @@ import msgspec
 from mpsd.common import threads
 from mpsd.common.errors import ProtocolError
 from mpsd.limits.api import LimitsApi
-from mpsd.localapi.methods import Method, operating, reading
+from mpsd.localapi.methods import Method, operating, reading, shaped
 from mpsd.localapi.snapshot import CleanedUp, Desired, GpuClients, LimitQuery, LimitReading, Snapshot
 from mpsd.localapi.wire import MAX_BLOCK_S
 from mpsd.supervision.supervisor import Supervisor
@@ -79,33 +79,33 @@ def methods(
     """The methods of mpsd's local API. Params of the wrong shape raise ProtocolError."""
 
     def watch(params: dict[str, Any]) -> Snapshot:
-        asked = _params(params, _Watch)
+        asked = shaped(params, _Watch)
         return supervisor.watch(asked.instance, asked.generation, _block_s(asked.timeout_s))
 
     def apply(params: dict[str, Any]) -> None:
-        supervisor.apply(_params(params, _Apply).desired)
+        supervisor.apply(shaped(params, _Apply).desired)
 
     def clients(params: dict[str, Any]) -> dict[str, GpuClients]:
-        asked = _params(params, _Clients)
+        asked = shaped(params, _Clients)
         if len(asked.uuids) > MAX_UUIDS:
             raise ProtocolError(f"cannot list the clients of more than {MAX_UUIDS} GPUs at a time")
         return supervisor.clients(asked.uuids, _block_s(asked.timeout_s))
 
     def limits(params: dict[str, Any]) -> list[LimitReading]:
-        asked = _params(params, _Limits)
+        asked = shaped(params, _Limits)
         return limits_api.read(asked.queries, _block_s(asked.timeout_s))
 
     def set_limits(params: dict[str, Any]) -> LimitReading:
-        asked = _params(params, _SetLimits)
+        asked = shaped(params, _SetLimits)
         query = LimitQuery(asked.gpu, asked.cgroup)
         return limits_api.set(query, asked.soft_bytes, asked.hard_bytes, _block_s(asked.timeout_s))
 
     def replace(params: dict[str, Any]) -> None:
-        asked = _params(params, _Replace)
+        asked = shaped(params, _Replace)
         supervisor.replace(asked.daemon, asked.reason, now=asked.now)
 
     def terminate(params: dict[str, Any]) -> dict[str, Any]:
-        asked = _params(params, _Terminate)
+        asked = shaped(params, _Terminate)
         count = len(asked.keys) + len(asked.pod_uids)
         if not 1 <= count <= MAX_KEYS:
             raise ProtocolError(f"cannot end the clients of {count} allocations and pods: 1 to {MAX_KEYS} at a time")
@@ -133,13 +133,6 @@ def methods(
             "cleanup": lambda _: clean_up(),
         }
     )
-
-
-def _params(params: dict[str, Any], shape: type[T]) -> T:
-    try:
-        return msgspec.convert(params, shape)
-    except msgspec.ValidationError as error:
-        raise ProtocolError(f"cannot read the parameters: {error}") from error
 
 
 def _block_s(asked_s: float) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mpsd.common.errors import GpufracError
-from mpsd.common.lanes import Lane
+from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend
@@ -17,8 +17,6 @@ log = get_logger("mpsd")
 RETRY_S = 5.0
 CONTEST_S = 3600.0
 """How long it is told that somebody else changed the compute mode."""
-
-Post = Callable[[Callable[[], None]], None]
 
 
 class ModeKeeper:

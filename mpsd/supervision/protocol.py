@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from mpsd.common.errors import GpufracError
-from mpsd.common.lanes import Lane
+from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason, message_of
 from mpsd.daemon.host import DaemonHost, ProtocolChoice
@@ -14,8 +14,6 @@ from mpsd.localapi.reasons import DaemonCode
 log = get_logger("mpsd")
 
 RETRY_S = 10.0
-
-Post = Callable[[Callable[[], None]], None]
 
 
 class ProtocolKeeper:

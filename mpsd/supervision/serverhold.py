@@ -6,11 +6,10 @@ quit. So a server is started once the GPUs are in that mode, and no container st
 """
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 from mpsd.common.errors import GpufracError
-from mpsd.common.lanes import Lane
+from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import pause_s, whole
 from mpsd.common.reason import Reason
@@ -26,8 +25,6 @@ RETRY_FIRST_S, RETRY_LAST_S = 0.1, 5.0
 
 STABLE_S = 30.0
 """A server that was held for so long did not end at once."""
-
-Post = Callable[[Callable[[], None]], None]
 
 
 class ServerHold:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from mpsd.common.errors import GpufracError
-from mpsd.common.lanes import Lane
+from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.host import DaemonHost
@@ -22,7 +22,6 @@ log = get_logger("mpsd")
 RETRY_S = 5.0
 """When to count again after a count that failed."""
 
-Post = Callable[[Callable[[], None]], None]
 Reply = queue.SimpleQueue[GpuClients]
 
 
