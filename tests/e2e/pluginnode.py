@@ -39,9 +39,8 @@ _RUN = """
 import sys; sys.path.insert(0, {root!r})
 from importlib import import_module
 from deviceplugin.reconcile import hardlimits, keeper
-from deviceplugin.grants import presence
-from deviceplugin.grants import podpresence as pods
-presence.ABSENT_S, presence.ABSENT_AFTER_RESTART_S = {grace}, 3 * {grace}
+from deviceplugin.grants.holders import pods, shares
+shares.ABSENT_S, shares.ABSENT_AFTER_RESTART_S = {grace}, 3 * {grace}
 pods.GONE_S = {grace}
 keeper.OBSERVE_S, keeper.SETTLE_S = 0.3, 0.1
 hardlimits.VERIFIED_S = 0.6
