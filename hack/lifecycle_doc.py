@@ -97,7 +97,7 @@ def render() -> str:
         "|---|---|---|",
         *rows,
         "",
-        "# How daemons end by will",
+        "## How daemons end by will",
         "",
         "From the table in `mpsd/supervision/ends.py`. Of two that are under way for everything, the first rules.",
         "",
