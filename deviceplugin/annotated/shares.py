@@ -6,6 +6,8 @@ from deviceplugin.annotated import devices
 from deviceplugin.annotated.contract import Ask
 from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.holders.model import Holder
+from deviceplugin.grants.nodestate import NodeState
+from deviceplugin.grants.reader import Reader
 from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
 from deviceplugin.plan.isolation import Isolation
@@ -21,7 +23,7 @@ kubelet must not be asked once for each."""
 
 
 def share_of(
-    broker: Broker, ref: ContainerRef, container: Container, observe: Callable[[float], object] | None = None
+    reader: Reader, ref: ContainerRef, container: Container, observe: Callable[[float], object] | None = None
 ) -> Allocation | None:
     """The share that a container of a device plugin pod holds. Any pod can set our marker, so the kubelet's word
     counts on whose it is.
@@ -34,10 +36,10 @@ def share_of(
     key = key_of(container)
     if key is None:
         return None
-    found = broker.share(key)
+    found = reader.share(key)
     if observe is not None and found is not None and not _holds(found[1], ref):
         observe(0.0 if found[1] is None else FRESH_S)
-        found = broker.share(key)
+        found = reader.share(key)
     return found[0] if found is not None and _holds(found[1], ref) else None
 
 
@@ -55,7 +57,7 @@ def is_ours(container: Container) -> bool:
     return render.is_key(container.annotations.get(render.KIND, ""))
 
 
-def objection(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) -> str:
+def objection(node: NodeState, share: Allocation, ask: Ask, *, mode_given: bool) -> str:
     """Why annotations ask for more than to lower the limit, empty when they don't."""
     named = f"its container holds {share.resource}, and annotations may only lower the limit of a share"
     if ask.limit_bytes > share.limit_bytes or ask.request_bytes > share.request_bytes:
@@ -63,12 +65,12 @@ def objection(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) 
             f"{named}: the share has {format_bytes(share.request_bytes)} to {format_bytes(share.limit_bytes)}, and "
             f"they ask for {format_bytes(ask.request_bytes)} to {format_bytes(ask.limit_bytes)}"
         )
-    if ask.limit_bytes < share.limit_bytes and (reason := _not_held(broker, share)):
+    if ask.limit_bytes < share.limit_bytes and (reason := _not_held(node, share)):
         return f"{named}, but {reason}"
     if ask.mode is not share.mode and mode_given:
         return f"{named}: the share is {share.mode}, and they ask for {ask.mode}"
     if ask.devices:
-        gpus = devices.resolve(ask.devices, [gpu.info for gpu in broker.node.gpus])
+        gpus = devices.resolve(ask.devices, [gpu.info for gpu in node.gpus])
         if isinstance(gpus, str) or set(gpus) != set(share.gpus):
             return f"{named}: the share is on {', '.join(share.gpus)}, and they name other GPUs"
     return ""
@@ -83,20 +85,16 @@ def check_isolation(share: Allocation, kept_apart: Isolation) -> None:
 
 def lower(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) -> Allocation:
     """The share with the limit that annotations ask for. Raises GpufracError where they ask for anything else."""
-    if reason := objection(broker, share, ask, mode_given=mode_given):
+    if reason := objection(broker.node, share, ask, mode_given=mode_given):
         raise GpufracError(reason)
     return broker.lower_limit(share.key, ask.limit_bytes)
 
 
-def _not_held(broker: Broker, share: Allocation) -> str:
+def _not_held(node: NodeState, share: Allocation) -> str:
     """Why nothing would hold a share to a lower limit, empty when something does."""
     if share.enforcement is Enforcement.NONE:
         return "nothing holds this one to any"
-    if (
-        share.enforcement is Enforcement.COOPERATIVE
-        and len(share.gpus) > 1
-        and broker.node.protocol(share.gpus[0]) == 2
-    ):
+    if share.enforcement is Enforcement.COOPERATIVE and len(share.gpus) > 1 and node.protocol(share.gpus[0]) == 2:
         return "MPS protocol 2 has one limit for all containers on a group of several GPUs"
     return ""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from deviceplugin.annotated import shares
-from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.reader import Reader
 from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
 from deviceplugin.plan.model import Allocation, ContainerRef
@@ -37,13 +37,13 @@ class Starter:
 
     def __init__(
         self,
-        broker: Broker,
+        reader: Reader,
         mpsd: Mpsd,
         observe: Callable[[float], object],
         monotonic: Callable[[], float],
         pause: Callable[[float], object],
     ) -> None:
-        self._broker, self._mpsd, self._observe = broker, mpsd, observe
+        self._reader, self._mpsd, self._observe = reader, mpsd, observe
         self._monotonic, self._pause = monotonic, pause
 
     def start(self, ref: ContainerRef, container: Container, patience: float) -> None:
@@ -52,10 +52,10 @@ class Starter:
         Args:
             patience: the part of START_S that there is.
         """
-        allocation = with_effective_enforcement(self._planned(ref, container), self._broker.node.hard)
+        allocation = with_effective_enforcement(self._planned(ref, container), self._reader.node.hard)
         if allocation.enforcement is not Enforcement.HARD:
             return
-        directory = cgroup_directory(self._broker.node.cgroup_root, container.cgroups_path)
+        directory = cgroup_directory(self._reader.node.cgroup_root, container.cgroups_path)
         if not directory:
             raise GpufracError(
                 f"the runtime names no cgroup of it that is understood: {container.cgroups_path[:200]!r}"
@@ -66,8 +66,8 @@ class Starter:
 
     def _planned(self, ref: ContainerRef, container: Container) -> Allocation:
         """What it was created with."""
-        planned = self._broker.of_container(ref)
-        planned = planned or shares.share_of(self._broker, ref, container, self._observe)
+        planned = self._reader.of_container(ref)
+        planned = planned or shares.share_of(self._reader, ref, container, self._observe)
         key = container.variable(MARKER)
         if planned is None or planned.runs_unenforced:
             raise GpufracError("it was created while gpufrac was not there, so it has no limit: it must be made again")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
 from msgspec import structs
 
 from deviceplugin.grants.changes import Changes
@@ -36,6 +37,15 @@ class Recheck(Protocol):
     """Looks at the kubelet once, and with `release` lets go at once of what is gone."""
 
     def __call__(self, *, release: bool = True) -> None: ...
+
+
+class Permissions(msgspec.Struct, frozen=True):
+    """Whose containers may start at one moment, by key, and the keys of the live allocations whose may not. `version`:
+    see Broker."""
+
+    version: int
+    permitted: Mapping[str, Grant]
+    barred: frozenset[str]
 
 
 class Broker(Reader):
@@ -265,14 +275,6 @@ class Broker(Reader):
         with self._lock:
             self._holders.pod_stopped(uid, self._monotonic())
 
-    def observe_directories(self, exists: Callable[[str], bool]) -> None:
-        """Looks which annotated pods the kubelet has a directory of."""
-        with self._lock:
-            uids = self._holders.annotated_pods()
-        there = {uid for uid in uids if exists(uid)}
-        with self._lock:
-            self._holders.observe_directories(there, uids - there, self._monotonic())
-
     # --- what the keeper does ------------------------------------------------------------------------------------
 
     def adopt(self, resource: str, device_ids: tuple[str, ...], key: str | None) -> Allocation | Refusal:
@@ -314,12 +316,14 @@ class Broker(Reader):
         with self._lock:
             self._store.probe()
 
-    def permitted(self) -> dict[str, Grant]:
-        """Allocations whose containers may start now, from now on; see NodeState."""
+    def permissions(self) -> Permissions:
+        """Whose containers may start, from now on."""
         with self._lock:
             permitted = self._node.permitted(self._accounts)
             self._holders.may_start(allocation for allocation, _ in permitted.values())
-            return permitted
+            return Permissions(
+                self._changes.version, permitted, frozenset(a.key for a in self._accounts) - permitted.keys()
+            )
 
     def publish(self) -> float | None:
         """Recomputes every list and wakes streams where one changed. Seconds until a list changes by time alone."""

@@ -128,7 +128,7 @@ class Reader:
             return self._grants.is_live(key)
 
     def grant(self, key: str) -> Grant | None:
-        """What `Broker.permitted` has for it."""
+        """What `Broker.permissions` has for it."""
         with self._lock:
             found = self._accounts.get(key)
             return None if found is None else self._node.permitted((found,)).get(key)

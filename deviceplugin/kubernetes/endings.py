@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.reader import Reader
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.threads import GuardedThread
@@ -32,11 +32,11 @@ class Endings:
 
     def __init__(
         self,
-        broker: Broker,
+        reader: Reader,
         terminate: Callable[[Sequence[str], Sequence[str]], object],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._broker, self._terminate, self._monotonic = broker, terminate, monotonic
+        self._reader, self._terminate, self._monotonic = reader, terminate, monotonic
         self._changed = threading.Condition()
         self._due: list[tuple[float, str]] = []
         self._stopped = False
@@ -62,10 +62,10 @@ class Endings:
 
     def _keys(self, pod_uids: Collection[str]) -> list[str]:
         """Their allocations that have a daemon."""
-        pods = self._broker.pods()
+        pods = self._reader.pods()
         return [
             a.key
-            for a in self._broker.allocations()
+            for a in self._reader.allocations()
             if a.needs_daemon and any(u in pods.get(a.key, ()) for u in pod_uids)
         ]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.clients import Pods, claims, is_of, pids_text
 from deviceplugin.grants.holders.model import Holder
 from deviceplugin.grants.inspection import Inspection
+from deviceplugin.grants.reader import Reader
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.plan import isolation
 from deviceplugin.plan.model import Allocation
@@ -57,7 +57,7 @@ class EnforcementCheck:
 
     def __init__(
         self,
-        broker: Broker,
+        reader: Reader,
         *,
         pods_directory: str,
         pod_processes: Callable[[], Mapping[str, list[PodProcess]]],
@@ -67,7 +67,7 @@ class EnforcementCheck:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_alive = is_alive
-        self._broker, self._pods_directory = broker, pods_directory
+        self._reader, self._pods_directory = reader, pods_directory
         self._pod_processes, self._look_up, self._monotonic = pod_processes, look_up, monotonic
         self._blind = Verdict(VerdictCode.UNREADABLE, blind)
         self._sees = not blind
@@ -87,12 +87,12 @@ class EnforcementCheck:
             published: keys of allocations that may start.
             containers: as the kubelet showed them last.
         """
-        inspection = self._broker.inspect()
+        inspection = self._reader.inspect()
         allocations = [
             with_effective_enforcement(allocation, inspection.node.hard) for allocation in inspection.allocations
         ]
         holders = {key: holder for key, holder in inspection.holders.items() if isinstance(holder, Holder)}
-        self._past_mps = self._outside_mps(allocations)
+        self._past_mps = self._outside_mps(allocations, inspection)
         unenforced = self._past_mps | _doubled(holders, set(inspection.view.resources), containers)
         self._look_at_markers(inspection, holders, published - unenforced.keys(), containers)
         doubts: dict[str, str] = {}
@@ -126,7 +126,7 @@ class EnforcementCheck:
         # A plain init container, which only the checkpoint shows, may have ended long ago: nothing can be told of it.
         # Of annotated containers the runtime tells: at each start, and of all when it is met again.
         told = {a.key for a in inspection.allocations if a.container is not None}
-        may_run = set(published) - self._broker.checkpoint_only() - told
+        may_run = set(published) - inspection.checkpoint_only - told
         worth = self._markers.unverified(key for key, holder in holders.items() if holder.pod_uid and key in may_run)
         self._verdicts = {key: verdict for key, verdict in self._verdicts.items() if key in worth}
         now_s = self._monotonic()
@@ -136,7 +136,7 @@ class EnforcementCheck:
         if not self._sees:
             self._verdicts = dict.fromkeys(worth, self._blind)
             return
-        pods = self._pod_views({holders[key] for key in worth}, containers)
+        pods = self._pod_views({holders[key] for key in worth}, inspection, containers)
         for key in sorted(worth):
             pod = pods.get(holders[key].pod_uid)
             begun = self._creation_begun(holders[key])
@@ -148,12 +148,12 @@ class EnforcementCheck:
         """Whether the kubelet has made the directory it makes before it creates a container."""
         return os.path.isdir(os.path.join(self._pods_directory, holder.pod_uid, "containers", holder.container))
 
-    def _outside_mps(self, allocations: Iterable[Allocation]) -> dict[str, str]:
+    def _outside_mps(self, allocations: Iterable[Allocation], inspection: Inspection) -> dict[str, str]:
         """Allocations that a process uses past the MPS daemon, and so past their limit. A container may: nothing but
         its environment and the compute mode, which MPS protocol 3 leaves at DEFAULT, lead it to the daemon."""
-        gpus = {gpu.info.uuid: gpu for gpu in self._broker.node.gpus if _tells_clients(gpu)}
+        gpus = {gpu.info.uuid: gpu for gpu in inspection.node.gpus if _tells_clients(gpu)}
         plain = {uuid: GpuClients(clients=gpu.clients) for uuid, gpu in gpus.items()}
-        pods = self._broker.pods()
+        pods = inspection.pods
         live = [a for a in allocations if a.mode is Mode.SM_SHARING]
         # A hard limit is the cgroup's: it holds past MPS, too.
         live = [a for a in live if a.enforcement is Enforcement.COOPERATIVE and _plain(a, plain, pods)]
@@ -170,13 +170,12 @@ class EnforcementCheck:
                 found[allocation.key] = self._past_mps[allocation.key]
         return found
 
-    def _pod_views(self, holders: set[Holder], containers: Containers) -> dict[str, PodView]:
+    def _pod_views(self, holders: set[Holder], inspection: Inspection, containers: Containers) -> dict[str, PodView]:
         """The pods of these containers that have processes, by UID."""
         processes = self._pod_processes()
-        known = self._broker.pods()
-        clients = [client for gpu in self._broker.node.gpus for client in gpu.clients]
+        clients = [client for gpu in inspection.node.gpus for client in gpu.clients]
         strangers = {c.pid for c in clients if c.allocation_key is None}
-        claimers = {c.pid for c in clients if claims(c, known)}
+        claimers = {c.pid for c in clients if claims(c, inspection.pods)}
         views = {}
         for holder in holders:
             running = [process for process in processes.get(holder.pod_uid, ()) if not process.is_pause]

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.holders.model import Holder
 from deviceplugin.grants.inspection import Inspection
+from deviceplugin.grants.reader import Reader
 from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.render import CGROUP_LIMITS
 from mpsd.common.errors import GpufracError
@@ -70,14 +70,14 @@ class LimitKeeper:
 
     def __init__(
         self,
-        broker: Broker,
+        reader: Reader,
         mpsd: Mpsd,
         marked: Callable[[str], Iterable[MarkedCgroup]],
         *,
         exists: Callable[[str], bool] = os.path.isdir,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._broker, self._mpsd, self._marked, self._exists = broker, mpsd, marked, exists
+        self._reader, self._mpsd, self._marked, self._exists = reader, mpsd, marked, exists
         self._monotonic = monotonic
         self.report: Mapping[str, LimitState] = {}
         self.drifts = 0
@@ -91,7 +91,7 @@ class LimitKeeper:
 
     def look(self) -> None:
         """Looks once: at new containers, and now and then at all."""
-        inspection = self._broker.inspect()
+        inspection = self._reader.inspect()
         settable = inspection.node.hard.settable
         live = {a.key: a for a in inspection.allocations if settable or a.enforcement is Enforcement.HARD}
         self._clear(live, inspection.vacated)
@@ -116,7 +116,7 @@ class LimitKeeper:
 
     def _find(self, running: Mapping[str, Allocation], inspection: Inspection) -> None:
         owners = {}
-        for found in self._marked(self._broker.node.cgroup_root):
+        for found in self._marked(inspection.node.cgroup_root):
             key = self._owners.get(found.directory, found.key)
             holder = inspection.holders.get(key)
             pod_uid = holder.pod_uid if isinstance(holder, Holder) else ""

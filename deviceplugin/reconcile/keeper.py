@@ -15,7 +15,7 @@ from typing import Protocol
 from cdi.errors import CdiError
 from cdi.model import Spec
 from cdi.writer import Applied
-from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.broker import Broker, Permissions
 from deviceplugin.grants.holders.model import Holder, Observation, Shares
 from deviceplugin.grants.ledger import LedgerError
 from deviceplugin.kubelet import checkpoint
@@ -264,8 +264,8 @@ class Keeper:
         may take long to answer. Seconds until a list changes by time alone."""
         settled = self._broker.node.mpsd_seen or self._monotonic() - self._started_s >= UNKNOWN_S
         looked = self._first_look.looked()  # before the grants: what is adopted from now on may be missing there
-        version, recorded, permitted = self._broker.version, self._recorded(), self._broker.permitted()
-        problems = self._withdraw_all_but(permitted) if settled else []
+        permissions = self._broker.permissions()
+        problems = self._withdraw_all_but(permissions.permitted) if settled else []
         deadline_s = self._broker.publish()
         due = not self._verified_s or self._monotonic() - self._verified_s >= VERIFY_S
         settable = self._broker.node.hard.settable
@@ -273,11 +273,10 @@ class Keeper:
         self._settable = settable
         self._push(looked, again=verify)
         if settled:
-            if self._broker.version != version:
-                recorded, permitted = self._recorded(), self._broker.permitted()
-            barred = recorded - permitted.keys()
+            if self._broker.version != permissions.version:
+                permissions = self._broker.permissions()
             verify = verify or self._files_are_off()
-            problems += self._write_all(permitted, barred, verify=verify, looked=looked.all)
+            problems += self._write_all(permissions, verify=verify, looked=looked.all)
             self._note_objections()
             self._note_spec_error("; ".join([problem for problem in problems if problem][:3]))
         return deadline_s
@@ -288,14 +287,10 @@ class Keeper:
             self.report.published = frozenset(self._published)
         return problems
 
-    def _recorded(self) -> set[str]:
-        return {allocation.key for allocation in self._broker.allocations()}
-
-    def _write_all(
-        self, permitted: Mapping[str, Grant], barred: Collection[str], *, verify: bool, looked: bool
-    ) -> list[str]:
+    def _write_all(self, permissions: Permissions, *, verify: bool, looked: bool) -> list[str]:
         """Writes what is missing. To `verify` also puts right what is there: all of it once the world was `looked` at,
         until then only what has a record."""
+        permitted = permissions.permitted
         changed = {key for key, grant in permitted.items() if self._published.get(key) != grant}
         held_back = self._last_owners.hold_back([permitted[key][0] for key in changed])
         with self._spec_lock:
@@ -306,7 +301,7 @@ class Keeper:
                 problems = self._verify(grants)
                 self._verified_s = self._monotonic()
             else:
-                problems = [self._withdraw(key) for key in sorted({*barred, *held_back} if verify else ())]
+                problems = [self._withdraw(key) for key in sorted({*permissions.barred, *held_back} if verify else ())]
                 problems += [self._write(*grant) for grant in grants.values()]
             self.report.published = frozenset(self._published)
             self.report.held_back = held_back
@@ -444,7 +439,6 @@ class Keeper:
             self._note_foreign(foreign)
             self.report.stale = stale_shares(seen, entries or (), self._broker.resource_names())
             self._broker.observe_kubelet(seen, foreign, judged, frozenset(reserved))
-            self._broker.observe_directories(self._pod_exists)
             recorded = self._adopt(seen)
             self._first_look.adopted(checkpoint=entries is not None, recorded=recorded)
             self._containers = containers
@@ -592,13 +586,14 @@ def observation(
     Args:
         holders: UIDs of pods that were seen to hold something.
     """
-    removed = frozenset(uid for uid in holders if not pod_exists(uid))
+    there = frozenset(uid for uid in holders if pod_exists(uid))
+    removed = frozenset(holders) - there
     listed: dict[Shares, Holder] = {}
     for (namespace, pod, container), by_resource in containers.items():
         for resource, device_ids in by_resource.items():
             listed[resource, device_ids] = Holder(namespace, pod, container)
     if entries is None:
-        return Observation(listed, None, removed=removed)
+        return Observation(listed, None, removed=removed, there=there)
     exists = {uid: pod_exists(uid) for uid in {entry.pod_uid for entry in entries}}
     live = [entry for entry in entries if exists[entry.pod_uid]]
     # PodResources names pods, the checkpoint their UIDs; one container in both names the pod of the others. Not where
@@ -618,7 +613,7 @@ def observation(
         held[entry.resource, entry.device_ids] = holder
         if entry.allocation_key is not None:
             keyed[entry.allocation_key] = holder
-    return Observation(listed, held, keyed, removed)
+    return Observation(listed, held, keyed, removed, there)
 
 
 def stale_shares(seen: Observation, entries: Iterable[checkpoint.Entry], resources: Iterable[str]) -> frozenset[Shares]:

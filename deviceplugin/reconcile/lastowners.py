@@ -6,8 +6,8 @@ memory back when they end.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.clients import Pods, is_of, pids_text
+from deviceplugin.grants.reader import Reader
 from deviceplugin.plan.model import Allocation
 from mpsd.common.processes import PodProcess
 from mpsd.localapi.snapshot import GpuClients
@@ -28,23 +28,23 @@ class LastOwners:
 
     def __init__(
         self,
-        broker: Broker,
+        reader: Reader,
         *,
         look_up: Callable[[Sequence[str]], Mapping[str, GpuClients]],
         pod_processes: Callable[[], Mapping[str, list[PodProcess]]],
         pod_exists: Callable[[str], bool],
     ) -> None:
-        self._broker, self._look_up = broker, look_up
+        self._reader, self._look_up = reader, look_up
         self._pod_processes, self._pod_exists = pod_processes, pod_exists
 
     def hold_back(self, young: Iterable[Allocation]) -> dict[str, str]:
         """Which of these new allocations must wait, and why."""
         held_back: dict[str, str] = {}
         for allocation in young:
-            older = self._broker.predecessors(allocation)
+            older = self._reader.predecessors(allocation)
             if not older:
                 continue
-            clients, pods = self._look_up(allocation.gpus), self._broker.pods()
+            clients, pods = self._look_up(allocation.gpus), self._reader.pods()
             own = pods.get(allocation.key, ())
             unknown, alive = living(allocation.gpus, clients, older, pods, but=own)
             if unknown:
@@ -62,14 +62,14 @@ class LastOwners:
         A GPU that is lost tells nothing of its processes and gives nobody its memory: there the node's processes tell,
         and what they say that they were started with counts.
         """
-        pods, processes = self._broker.pods(), self._pod_processes()
+        pods, processes = self._reader.pods(), self._pod_processes()
         reasons = {a.key: self._objection(a, clients, pods, processes) for a in going}
         return {key: reason for key, reason in reasons.items() if reason}
 
     def _objection(
         self, allocation: Allocation, clients: Mapping[str, GpuClients], pods: Pods, processes: Processes
     ) -> str:
-        lost = self._broker.node.lost(allocation.gpus)
+        lost = self._reader.node.lost(allocation.gpus)
         there = [gpu for gpu in allocation.gpus if gpu not in lost]
         unknown, alive = living(there, clients, {allocation.key}, pods)
         if unknown:

@@ -281,7 +281,7 @@ class Node(RuleBasedStateMachine):
             return
         gpus = {gpu.info.uuid: gpu for gpu in self.broker.node.gpus}
         can = not self.limits.missing or self.limits == HardLimits()
-        for key, (allocation, _) in self.broker.permitted().items():
+        for key, (allocation, _) in self.broker.permissions().permitted.items():
             assert start_objection(allocation, gpus, self.broker.node.hard) == ""
             granted = next(a for a in self.broker.allocations() if a.key == key)
             assert allocation.enforcement.rank >= granted.minimum.rank

@@ -90,6 +90,8 @@ class Holders:
         shares = list(self._shares())
         unjudged = {a.key for a in shares if judged.get(a.key) != self.shares.renewals(a.key)}
         self.shares.observe(shares, seen, now_s, unjudged)
+        annotated = self.annotated_pods()
+        self.annotated.directories(seen.there & annotated, seen.removed & annotated, now_s)
         self.note_vacated()
 
     def kubelet_restarted(self, at_s: float) -> None:
@@ -112,11 +114,6 @@ class Holders:
         """A pod's last sandbox was stopped."""
         if uid in self.annotated_pods():
             self.annotated.stopped(uid, now_s)
-        self.note_vacated()
-
-    def observe_directories(self, there: Collection[str], missing: Collection[str], now_s: float) -> None:
-        """Of the pods that hold annotated allocations, the kubelet has a directory or none."""
-        self.annotated.directories(there, missing, now_s)
         self.note_vacated()
 
     def annotated_pods(self) -> set[str]:

@@ -21,11 +21,12 @@ class Observation(msgspec.Struct, frozen=True):
 
     `listed`: PodResources, one entry per container and resource. `checkpointed`: entries of the checkpoint whose pod
     directory exists, or None where the checkpoint can't be read: unknown is not absent, so nothing is believed gone.
-    Of several entries with the same shares it has one; `keyed` has each by the key of its cached answer. `removed`:
-    of the pods that were seen to hold something, those whose directory is gone.
+    Of several entries with the same shares it has one; `keyed` has each by the key of its cached answer. `removed` and
+    `there`: of the pods that were seen to hold something, those whose directory is gone, or is there.
     """
 
     listed: dict[Shares, Holder]
     checkpointed: dict[Shares, Holder] | None
     keyed: dict[str, Holder] = {}
     removed: frozenset[str] = frozenset()
+    there: frozenset[str] = frozenset()
