@@ -16,6 +16,7 @@ from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.grants.drains import Drains
 from deviceplugin.grants.instance import lock_files
 from deviceplugin.grants.ledger import Ledger
+from deviceplugin.grants.statefiles import DRAINS, LEDGER, NODE, state_directory
 from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.reconcile.gpudevices import Choice, DeviceChooser
@@ -64,7 +65,7 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
 
 def _lock_files(config: NodeConfig) -> tuple[str, ...]:
     """One in each directory that no other plugin may use, whatever its config is. Those that are ours are made."""
-    state = os.path.join(config.state_root, "plugin")
+    state = state_directory(config.state_root)
     for directory, mode in ((config.mps.run_root, 0o755), (state, 0o700), (config.cdi.directory, 0o755)):
         make_directory(directory, mode)
     return lock_files(
@@ -78,10 +79,11 @@ def _lock_files(config: NodeConfig) -> tuple[str, ...]:
 def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:
     """Registers, then starts everything else, and waits for `stop`."""
     late = LateRecheck()
-    known_path = os.path.join(config.state_root, "plugin", "node.json")
+    state = state_directory(config.state_root)
+    known_path = os.path.join(state, NODE)
     known = lastknown.load(known_path, boot_id())
-    ledger = Ledger(os.path.join(config.state_root, "plugin", "allocations"))
-    drains = Drains(os.path.join(config.state_root, "plugin", "drains.json"))
+    ledger = Ledger(os.path.join(state, LEDGER))
+    drains = Drains(os.path.join(state, DRAINS))
     broker = Broker(config, ledger, drains)
     for problem in broker.problems:
         log.error("a record is not usable", problem=problem)

@@ -9,6 +9,7 @@ from cdi.atomic import remove_file
 from cdi.errors import CdiError
 from cdi.writer import SpecDirectory
 from deviceplugin.grants.ledger import Ledger
+from deviceplugin.grants.statefiles import DRAINS, LEDGER, LOCK, NODE, state_directory
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.places import pod_exists
 from deviceplugin.plan import render
@@ -16,7 +17,7 @@ from deviceplugin.plan.model import Allocation
 from mpsd.common.errors import GpufracError
 from mpsd.localapi.snapshot import Places
 
-STATE_FILES = ("node.json", "drains.json", "plugin.lock")
+STATE_FILES = (NODE, DRAINS, LOCK)
 """Beside the ledger; they mean nothing without the plugin."""
 
 
@@ -38,8 +39,8 @@ def _clear_cdi(directory: str) -> list[str]:
 
 
 def _clear_state(places: Places) -> list[str]:
-    state = os.path.join(places.state_root, "plugin")
-    directory = os.path.join(state, "allocations")
+    state = state_directory(places.state_root)
+    directory = os.path.join(state, LEDGER)
     if not os.path.isdir(directory):
         return []
     left: list[str] = []

@@ -31,7 +31,7 @@ class Fate(Enum):
 class Then(Enum):
     """What comes after it."""
 
-    NOTHING = "nothing"
+    NOTHING = "none of its group"
     ANOTHER = "another, at once"
     NEXT_MPSD = "what the next mpsd finds or starts"
 
