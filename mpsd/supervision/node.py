@@ -36,7 +36,7 @@ class Node:
 
     def __init__(self, config: NodeConfig, desired: Desired) -> None:
         self.config = config
-        """The one in force. What was read at start (paths, backend) stays as it was."""
+        """The one in force."""
         self.config_error = self.config_restart_needed = ""
         """Why a new file is not in force, and which of its keys wait for a restart; empty where that is not so."""
         self.desired = desired

@@ -114,7 +114,7 @@ class Supervisor:
         self._post(partial(self._on_inventory, inventory))
 
     def config_changed(self, config: NodeConfig) -> None:
-        """A new config in force. What was read at start (paths, backend) stays as it was."""
+        """A new config: what of it waits for a restart (config/reload.py) stays as it was."""
         self._post(partial(self._on_config, config))
 
     def config_refused(self, error: str) -> None:

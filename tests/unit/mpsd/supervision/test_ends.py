@@ -1,11 +1,9 @@
 """The table of ends is total, and a daemon ends as its row says."""
 
-import inspect
 import itertools
 
 import pytest
 
-from mpsd.supervision import ends
 from mpsd.supervision.ends import ENDS, End, Fate, Modes, Then, ruling
 
 
@@ -32,8 +30,3 @@ def test_a_cleanup_rules_over_a_stop_in_whatever_order_they_came() -> None:
     assert ruling(()) is None
     for both in itertools.permutations((End.STOPPING, End.CLEANED_UP)):
         assert ruling(both) is End.CLEANED_UP
-
-
-def test_the_table_is_pure() -> None:
-    imported = {line.split()[1] for line in inspect.getsource(ends).splitlines() if line.startswith(("import", "from"))}
-    assert imported <= {"collections.abc", "dataclasses", "enum"}
