@@ -1,7 +1,6 @@
 """What is listed: a list counts as new when its devices changed, or when it is to be sent once more."""
 
-from deviceplugin.grants.lists import Lists
-from deviceplugin.grants.offers import REST_S
+from deviceplugin.grants.lists import REST_S, Lists
 from deviceplugin.plan.accounts import Accounts
 from tests.builders import allocation, config, fixed, info, node, resource, units, uuid
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deviceplugin.grants.broker import Broker
-from deviceplugin.grants.offers import REST_LONGEST_S, REST_S, Offers
+from deviceplugin.grants.lists import REST_LONGEST_S, REST_S, Offers
 from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.model import Allocation
 from tests.builders import uuid
