@@ -4,6 +4,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cdi.errors import CdiError, SpecFileError
@@ -148,6 +149,8 @@ class World:
         self.infos: list[GpuInfo] = [info(index) for index in range(gpus)]
         self.daemon: DaemonStatus | None = None
         """What mpsd reports of its daemons where a test does not say; None: ready."""
+        self.unenforced: dict[str, str] = {}
+        """What status shows as not enforced, beside what was found."""
         self.hard_limits: HardLimits = CANNOT
         self.cgroups = directory / "cgroup"
         self.marked: list[MarkedCgroup] = []
@@ -263,9 +266,10 @@ class World:
 
     def picture(self) -> PluginStatus:
         """What `gpufrac status` would be told, less the sessions."""
+        report = self.keeper.report
         return plugin_status(
             self.broker.inspect(),
-            self.keeper.report,
+            replace(report, unenforced={**report.unenforced, **self.unenforced}),
             {},
             pid=1,
             started_unix_s=0,

@@ -25,7 +25,7 @@ from mpsd.shares.groups import group_of
 
 if TYPE_CHECKING:  # commands read these models: they start in half the time without the plugin behind them
     from deviceplugin.grants.inspection import Inspection
-    from deviceplugin.reconcile.keeper import Report
+    from deviceplugin.reconcile.report import Report
 
 RENAME = "camel"
 

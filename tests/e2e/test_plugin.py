@@ -613,7 +613,7 @@ def test_a_bad_config_stops_the_start_with_every_problem(short_tmp: Path) -> Non
 
 def test_a_copy_of_a_cdi_file_neither_stops_a_container_nor_starts_one(short_tmp: Path) -> None:
     """A copy is noticed when it comes: the looks from time to time are turned off."""
-    never = {"deviceplugin.reconcile.keeper.GUARD_S": NEVER_S, "deviceplugin.reconcile.keeper.VERIFY_S": NEVER_S}
+    never = {"deviceplugin.reconcile.files.GUARD_S": NEVER_S, "deviceplugin.reconcile.attacher.VERIFY_S": NEVER_S}
     node = PluginNode(short_tmp, constants={**never, "deviceplugin.reconcile.specguard.FRESH_S": 0.0})
     try:
         node.kubelet.start()

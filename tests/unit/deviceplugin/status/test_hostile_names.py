@@ -30,7 +30,7 @@ def root(short_tmp: Path) -> Iterator[str]:
     world.kubelet.containers["ns", NAME, NAME] = {got.resource: got.device_ids}
     world.holds((got, "uid-1"))
     world.keeper.observe()
-    world.keeper.report.unenforced = {got.key: NAME}
+    world.unenforced = {got.key: NAME}
     gpus = reported(world.broker.node.config, world.infos, world.broker.desired())
     client = GpuClient(pid=7, allocation_key=got.key, used_bytes=2**40, pod_uid="uid-1", command=NAME)
     daemon = structs.replace(gpus[1].daemon, wedged=True, reason=NAME, last_log=(NAME,))  # type: ignore[type-var]

@@ -93,7 +93,7 @@ def test_what_an_mpsd_that_is_gone_knew_of_use_is_not_said(world: World) -> None
 
 def test_a_limit_that_nothing_enforces_is_said_to_be_so(world: World) -> None:
     got = world.grant()
-    world.keeper.report.unenforced = {got.key: "its marker is missing"}
+    world.unenforced = {got.key: "its marker is missing"}
     (shown,) = use(world, client(got.key, 16))
     assert shown.enforcement is Enforcement.NONE
     assert "nothing holds it to that" in shown.over_limit

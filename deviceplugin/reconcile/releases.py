@@ -1,0 +1,65 @@
+"""Lets go of allocations that nobody holds any more: CDI file first, record last."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from deviceplugin.grants.broker import Broker
+from deviceplugin.plan.model import Allocation
+from deviceplugin.reconcile.files import PermissionFiles
+from deviceplugin.reconcile.lastowners import LastOwners
+from mpsd.common.errors import GpufracError
+from mpsd.common.log import get_logger
+from mpsd.localapi.snapshot import GpuClients
+
+log = get_logger("plugin")
+
+
+class Releases:
+    """`blocked`: allocations whose pods are gone and that can't be let go yet, and why.
+
+    Args:
+        look_up: asks mpsd for the processes on these GPUs now, by GPU; `pressed`: somebody waits for the answer.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        files: PermissionFiles,
+        last_owners: LastOwners,
+        look_up: Callable[[Sequence[str], bool], Mapping[str, GpuClients]],
+    ) -> None:
+        self._broker, self._files, self._last_owners, self._look_up = broker, files, last_owners, look_up
+        self.blocked: dict[str, str] = {}
+
+    def collect(self, *, pressed: bool = False) -> None:
+        """Releases what no kubelet entry and no process holds.
+
+        Args:
+            pressed: a request waits for room.
+        """
+        going = self._broker.releasable(pressed=pressed)
+        blocked: dict[str, str] = {}
+        if going:
+            uuids = sorted({gpu for allocation in going for gpu in allocation.gpus})
+            lost = self._broker.node.lost(uuids)
+            there = [uuid for uuid in uuids if uuid not in lost]
+            blocked = self._last_owners.objections(going, self._look_up(there, pressed) if there else {})
+            for allocation in going:
+                if allocation.key not in blocked and (reason := self._release(allocation, pressed=pressed)):
+                    blocked[allocation.key] = reason
+        self.blocked = blocked
+
+    def _release(self, allocation: Allocation, *, pressed: bool) -> str:
+        """Releases one allocation that nobody uses; why it stays, or nothing."""
+        if not self._broker.begin_release(allocation.key, pressed=pressed):
+            return ""  # given out again meanwhile
+        problem = self._files.withdraw(allocation.key)
+        if not problem:
+            try:
+                self._broker.release(allocation.key)
+            except GpufracError as error:
+                problem = str(error)
+        if problem:
+            self._broker.end_release(allocation.key)
+            return problem
+        log.info("released", key=allocation.key, resource=allocation.resource, group=allocation.group)
+        return ""

@@ -1,0 +1,28 @@
+"""What reconciling knows beyond the broker: the parts' findings in one value, for status."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from deviceplugin.grants.holders.model import Shares
+from deviceplugin.reconcile.hardlimits import LimitState
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Empty texts mean: nothing to say. All maps are by allocation key.
+
+    `published`: whose CDI file is there. `stale`: shares that the kubelet's checkpoint holds for pods that are gone.
+    """
+
+    kubelet_error: str = "not asked yet"
+    checkpoint_error: str = ""
+    spec_error: str = ""
+    spec_objections: tuple[str, ...] = ()
+    stale: frozenset[Shares] = frozenset()
+    published: frozenset[str] = frozenset()
+    unenforced: Mapping[str, str] = field(default_factory=dict)
+    doubts: Mapping[str, str] = field(default_factory=dict)
+    release_blocked: Mapping[str, str] = field(default_factory=dict)
+    held_back: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, LimitState] = field(default_factory=dict)
+    limit_drifts: int = 0
