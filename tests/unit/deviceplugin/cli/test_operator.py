@@ -533,6 +533,7 @@ def ended(node: FakeNode, outcome: str, error: str = "") -> dict[str, Any]:
         "command": "python",
         "outcome": outcome,
         "error": error,
+        "error_code": "",
     }
 
 
