@@ -1,19 +1,15 @@
 """Everything the plugin process does beside serving the kubelet; started once it has registered."""
 
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Protocol
 
 from cdi.registry import DEFAULT_DIRECTORIES
 from cdi.writer import SpecDirectory
 from deviceplugin.grants import lastknown
 from deviceplugin.grants.broker import Broker
-from deviceplugin.grants.drains import Drain
 from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.kubelet.sessions import Sessions
@@ -21,15 +17,15 @@ from deviceplugin.kubelet.watch import DirectoryWatch
 from deviceplugin.kubernetes.endings import Endings
 from deviceplugin.kubernetes.frontend import OFF, KubernetesApi
 from deviceplugin.kubernetes.model import NodeReadiness
-from deviceplugin.nri.runtimes import cdi_loses
 from deviceplugin.plan import render
-from deviceplugin.plan.model import newer
 from deviceplugin.reconcile.gpudevices import DeviceChooser
 from deviceplugin.reconcile.hardlimits import marked_cgroups
 from deviceplugin.reconcile.keeper import Keeper
+from deviceplugin.reconcile.mpsdwatch import MpsdWatch
+from deviceplugin.reconcile.runtimelook import RuntimeLook
 from deviceplugin.reconcile.specguard import SpecGuard
 from deviceplugin.status import needs
-from deviceplugin.status.clients import clients, targets
+from deviceplugin.status.methods import methods
 from deviceplugin.status.metrics import render as render_metrics
 from deviceplugin.status.metricsserver import MetricsServer
 from deviceplugin.status.nodeevents import WedgeNews
@@ -37,16 +33,13 @@ from deviceplugin.status.podevents import PodNews
 from deviceplugin.status.status import PluginStatus, allocation_statuses, plugin_status
 from mpsd import simulated
 from mpsd.common import threads
-from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.processes import processes_of_pods
 from mpsd.common.socketfile import SocketFile
-from mpsd.common.threads import GuardedThread
 from mpsd.config.model import NodeConfig
 from mpsd.config.reload import Process, merge
 from mpsd.config.watch import ConfigWatcher
 from mpsd.localapi.client import MpsdClient, call
-from mpsd.localapi.methods import operating, reading, shaped
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import Snapshot
 
@@ -57,14 +50,7 @@ if TYPE_CHECKING:
 
 log = get_logger("plugin")
 
-WATCH_TIMEOUT_S = 5.0
-"""An mpsd that hangs is noticed after this and what a client waits on top: until then its last word counts."""
-RECONNECT_S = 0.2
 TERMINATE_S = 20.0
-RUNTIME_S = 60.0
-"""How often the container runtime is asked what it is."""
-
-T = TypeVar("T")
 
 
 class Part(Protocol):
@@ -88,7 +74,6 @@ class Services:
     ) -> None:
         config = broker.node.config
         self._broker, self._sessions, self._devices = broker, sessions, devices
-        self._known_path, self._known = known_path, known
         self._started_unix_s = time.time()
         places = kubelet_places(config)
         self._kubelet_socket = SocketFile(places.registration_socket)
@@ -97,11 +82,11 @@ class Services:
         specs = SpecDirectory(config.cdi.directory, render.VENDOR, render.CLASS)
         specs.collect_temp_files()
         self._specs = SpecGuard(specs, DEFAULT_DIRECTORIES, render.device_name)
-        self._mpsd = MpsdClient(config.mpsd_socket)
+        mpsd = MpsdClient(config.mpsd_socket)
         self._keeper = Keeper(
             broker,
             self._specs,
-            self._mpsd,
+            mpsd,
             self._kubelet,
             places=places,
             kubelet_socket=self._kubelet_socket,
@@ -116,27 +101,26 @@ class Services:
         self._pod_news = PodNews(self._kubernetes.events)
         self._endings = Endings(broker, self._terminate) if config.kubernetes.access != OFF else None
         self._annotated = self._annotated_pods(config)
-        self._runtime: Runtime | None = None
-        self._runtime_due_s = 0.0
+        annotated = self._annotated
+        self._runtime = RuntimeLook(config, broker, lambda: annotated.runtime if annotated is not None else None)
+        self._wedges = WedgeNews(self._kubernetes.events)
+        self._mpsd_watch = MpsdWatch(
+            mpsd,
+            broker,
+            devices,
+            known_path,
+            known,
+            on_snapshot=self._on_snapshot,
+            on_return=self._keeper.mpsd_returned,
+        )
         for lack in needs.lacks(config):
             log.warning("the plugin lacks what it needs", reason=lack)
         self._config_error = ""
         self._restart_needed = ""
-        self._stop = threading.Event()
         self._parts: list[Part] = [
+            self._mpsd_watch,
             self._keeper,
-            LocalServer(
-                config.plugin_socket,
-                reading(
-                    {
-                        "status": self._status,
-                        "allocations": self._allocations,
-                        "clients": self._clients,
-                        "targets": self._targets,
-                    }
-                )
-                | operating({"drain": self._drain, "undrain": self._undrain}),
-            ),
+            LocalServer(config.plugin_socket, methods(broker, self.status)),
             DirectoryWatch(places.device_plugins, self._kubelet_hint),
             ConfigWatcher(config_path, self._on_config, self._on_config_error, current=config),
             *([self._endings] if self._endings is not None else []),
@@ -147,18 +131,16 @@ class Services:
         if self._metrics is not None:
             self._parts.append(self._metrics)
         self._running: list[Part] = []
-        self._watcher = GuardedThread(self._watch_mpsd, "mpsd-watch")
 
     def start(self) -> None:
         """Starts all parts. What fails is raised; `close` ends what has started."""
-        self._watcher.start()
         for part in self._parts:
             self._running.append(part)
             part.start()
 
     def close(self) -> None:
-        """Stops all parts; allocations and CDI files stay. The watcher of mpsd ends with its call, or the process."""
-        self._stop.set()
+        """Stops all parts, the last one first; allocations and CDI files stay."""
+        self._mpsd_watch.close()  # it ends with its call, so it is told first
         for part in reversed(self._running):
             part.close()
         self._kubelet.close()
@@ -181,6 +163,7 @@ class Services:
     def _picture(self) -> PluginStatus:
         config = self._broker.node.config
         unwritable = filter(None, [self._broker.ledger_error])
+        runtime = self._runtime.runtime
         return plugin_status(
             self._broker.inspect(),
             self._keeper.report,
@@ -192,7 +175,7 @@ class Services:
             gpu_devices_reason=self._devices.choice.reason,
             problems=(*needs.lacks(config), *self._broker.problems, *unwritable),
             state_root=config.state_root,
-            runtime=f"{self._runtime.name} {self._runtime.version}" if self._runtime is not None else "",
+            runtime=f"{runtime.name} {runtime.version}" if runtime is not None else "",
             annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,
             kubernetes=self._kubernetes.state,
             metrics=self._metrics.problem if self._metrics is not None else None,
@@ -246,68 +229,11 @@ class Services:
         params = {"keys": list(keys), "pod_uids": list(pod_uids), "kill": False, "force": False}
         call(self._broker.node.config.mpsd_socket, "terminate", params, object, TERMINATE_S)
 
-    def _status(self, params: Mapping[str, object]) -> PluginStatus:
-        return self.status()
-
-    def _allocations(self, params: Mapping[str, object]) -> object:
-        return self.status().allocations
-
-    def _clients(self, params: Mapping[str, object]) -> object:
-        broker = self._broker
-        return clients(
-            broker.node.gpus,
-            self.status().allocations,
-            outdated=broker.node.absence,
-            known_unix_s=broker.node.heard_unix_s,
-        )
-
-    def _targets(self, params: Mapping[str, object]) -> object:
-        asked = shaped(params, _Pod)
-        return targets(self.status().allocations, asked.pod, asked.container)
-
-    def _drain(self, params: Mapping[str, object]) -> Drain:
-        asked = shaped(params, _DrainGpu)
-        drain = self._broker.drain(asked.gpu, asked.reason)
-        log.info("GPU drained", gpu=drain.gpu, reason=drain.text)
-        return drain
-
-    def _undrain(self, params: Mapping[str, object]) -> None:
-        gpu = shaped(params, _Gpu).gpu
-        self._broker.undrain(gpu)
-        log.info("GPU undrained", gpu=gpu)
-
     def _housekeeping(self) -> None:
         self._devices.choose_if_due()
-        self._look_at_runtime()
+        self._runtime.look()
         self._sessions.sync()
         self._pod_news.observe(allocation_statuses(self._broker.inspect(), self._keeper.report))
-
-    def _look_at_runtime(self) -> None:
-        """What the container runtime makes of CDI devices, by its name and version. Where it tells them over NRI, the
-        front end of annotated pods looks after that."""
-        config = self._broker.node.config
-        if self._is_told_the_runtime():
-            return
-        if time.monotonic() < self._runtime_due_s:
-            return
-        from deviceplugin.kubelet.cri import SIMULATED_SOCKET, SOCKETS, runtime_of
-
-        self._runtime_due_s = time.monotonic() + RUNTIME_S
-        sockets: Sequence[str] = SOCKETS if config.annotations is None else (config.annotations.cri_socket,)
-        if config.backend == "simulated":
-            sockets = (os.path.join(config.mps.run_root, SIMULATED_SOCKET),)
-        if (runtime := runtime_of(sockets)) is not None:
-            self._runtime = runtime
-            self._broker.set_cdi_loses(cdi_loses(runtime))
-            self._is_told_the_runtime()  # it may have connected while it was asked
-
-    def _is_told_the_runtime(self) -> bool:
-        """Whether the runtime tells of itself over NRI: then our variables are set last there."""
-        told = self._annotated.runtime if self._annotated is not None else None
-        if told is not None:
-            self._runtime = told
-            self._broker.set_cdi_loses("")
-        return told is not None
 
     def _kubelet_hint(self) -> None:
         now = self._kubelet_socket.look()
@@ -320,59 +246,10 @@ class Services:
             self._keeper.guard()  # a copy of one of our files lets its container start
             self._keeper.look()  # and choose
 
-    def _watch_mpsd(self) -> None:
-        instance, generation, answering = "", -1, True
-        wedges = WedgeNews(self._kubernetes.events)
-        while not self._stop.is_set():
-            begun_s = time.monotonic()
-            try:
-                snapshot = self._mpsd.watch(instance, max(0, generation), WATCH_TIMEOUT_S)
-                if (snapshot.instance, snapshot.generation) == (instance, generation):
-                    if time.monotonic() - begun_s < RECONNECT_S:  # an mpsd that is stopping answers at once
-                        self._stop.wait(RECONNECT_S)
-                    continue
-                returned = snapshot.instance != instance
-                instance, generation = snapshot.instance, snapshot.generation
-                if not answering:
-                    log.info("mpsd answers")
-                answering = True
-                new = {gpu.info.uuid for gpu in snapshot.gpus} - {gpu.info.uuid for gpu in self._broker.node.gpus}
-                known = self._broker.node.hard.limits
-                if new or newer(known, snapshot.hard_limits) != known:
-                    self._devices.choose(snapshot)  # before a share of a new GPU, or at a new level, can be granted
-                self._broker.observe_snapshot(snapshot)
-                wedges.observe(snapshot)
-                self._kubernetes.wake()
-                if returned:
-                    self._keeper.mpsd_returned()
-                self._remember(snapshot)
-            except Exception as error:
-                if answering:
-                    log.warning("mpsd does not answer; no container starts until it does", error=str(error))
-                    if not isinstance(error, GpufracError):
-                        log.exception("the watch of mpsd failed and goes on")
-                    answering = False
-                self._broker.observe_snapshot(None)
-                self._kubernetes.wake()
-                instance, generation = "", -1
-                self._stop.wait(RECONNECT_S)
-
-    def _remember(self, snapshot: Snapshot) -> None:
-        """Keeps what the next start needs."""
-        if not snapshot.gpus:
-            return
-        gpus = lastknown.without_moments(snapshot.gpus)
-        choice = self._devices.choice
-        known = lastknown.LastKnown(
-            gpus=gpus,
-            gpu_kind=choice.kind,
-            hooked=choice.hooked,
-            hard_limits=self._broker.node.hard.limits,
-            boot_id=self._known.boot_id,
-        )
-        if known != self._known:
-            self._known = known
-            lastknown.store(self._known_path, known)
+    def _on_snapshot(self, snapshot: Snapshot | None) -> None:
+        if snapshot is not None:
+            self._wedges.observe(snapshot)
+        self._kubernetes.wake()
 
     def _on_config(self, config: NodeConfig) -> None:
         effective, ignored = merge(Process.PLUGIN, self._broker.node.config, config)
@@ -394,16 +271,3 @@ def _unguarded(config: NodeConfig) -> "Callable[[Runtime], str]":
 
     simulated = config.backend == "simulated"
     return lambda runtime: "" if simulated else unguarded(runtime, config.nri.name, runtime_configs(runtime))
-
-
-class _Gpu(msgspec.Struct, forbid_unknown_fields=True):
-    gpu: str
-
-
-class _DrainGpu(_Gpu):
-    reason: str = ""
-
-
-class _Pod(msgspec.Struct, forbid_unknown_fields=True):
-    pod: str
-    container: str | None = None

@@ -48,7 +48,8 @@ class MetricsServer:
         self._render = render
         self._problem: Reason | None = None
         self._stop = threading.Event()
-        self._wake, self._woken = socket.socketpair()
+        self._wake: socket.socket
+        self._woken: socket.socket
         self._thread = GuardedThread(self._run, "metrics")
         self._body, self._rendered_s = b"", float("-inf")
         self._render_failed = False
@@ -61,14 +62,17 @@ class MetricsServer:
         return self._problem
 
     def start(self) -> None:
+        self._wake, self._woken = socket.socketpair()
         self._thread.start()
 
     def close(self) -> None:
+        """Stops serving; nothing to do where it was not started."""
         self._stop.set()
+        if self._thread.ident is None:
+            return
         with contextlib.suppress(OSError):
             self._wake.send(b".")
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
         self._wake.close()
         self._woken.close()
 

@@ -1,0 +1,113 @@
+"""What runs beside the kubelet's servicer starts in order, ends in the reverse order, and leaves nothing behind."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cdi.scan import scan
+from deviceplugin import services as services_module
+from deviceplugin.grants import lastknown
+from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.drains import Drains
+from deviceplugin.grants.ledger import Ledger
+from deviceplugin.kubelet.places import kubelet_places
+from deviceplugin.kubelet.sessions import Sessions
+from deviceplugin.kubelet.watch import DirectoryWatch
+from deviceplugin.kubernetes.frontend import KubernetesApi
+from deviceplugin.reconcile.gpudevices import Choice, DeviceChooser
+from deviceplugin.reconcile.keeper import Keeper
+from deviceplugin.reconcile.mpsdwatch import MpsdWatch
+from deviceplugin.services import Services
+from deviceplugin.status.metricsserver import MetricsServer
+from mpsd.common.errors import GpufracError
+from mpsd.config.load import load_config
+from mpsd.config.watch import ConfigWatcher
+from mpsd.localapi.client import call
+from mpsd.localapi.server import LocalServer
+
+CONFIG = """
+apiVersion: gpufrac.dev/v1
+kind: NodeConfig
+backend: simulated
+resources: [{name: gpufrac.dev/gpu-8gi, memory: {request: 8Gi}, compute: {mode: sm-sharing}}]
+mps: {runRoot: ROOT/run, logRoot: ROOT/log}
+cdi: {directory: ROOT/cdi}
+kubelet: {root: ROOT/kubelet, devicePlugins: ROOT/plugins}
+stateRoot: ROOT/state
+metrics: {address: "127.0.0.1:0"}
+"""
+PARTS = (MpsdWatch, Keeper, LocalServer, DirectoryWatch, ConfigWatcher, KubernetesApi, MetricsServer)
+"""In the order they start."""
+
+
+class Node:
+    """The services of a plugin whose mpsd and kubelet are away."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("run", "cdi", "plugins", "kubelet/pods", "state/plugin"):
+            (root / name).mkdir(parents=True)
+        path = root / "config.yaml"
+        path.write_text(CONFIG.replace("ROOT", str(root)))
+        config = load_config(str(path))
+        self.socket = config.plugin_socket
+        self.ledger = Ledger(str(root / "state/plugin/allocations"))
+        self.broker = Broker(config, self.ledger, Drains(str(root / "drains.json")))
+        self.sessions = Sessions(kubelet_places(config), self.broker, lambda *, release=True: None)
+        devices = DeviceChooser(self.broker, scan, Choice(""), lambda: None)
+        self.said: list[tuple[str, str]] = []
+        for part in PARTS:
+            for verb in ("start", "close"):
+                monkeypatch.setattr(part, verb, self._noted(part, verb, getattr(part, verb)))
+        self.services = Services(
+            str(path), self.broker, self.sessions, devices, str(root / "node.json"), lastknown.LastKnown()
+        )
+
+    def _noted(self, part: type, verb: str, real: Callable[[object], None]) -> Callable[[object], None]:
+        def call(this: object) -> None:
+            self.said.append((verb, part.__name__))
+            real(this)
+
+        return call
+
+    def of(self, verb: str) -> list[str]:
+        return [name for said, name in self.said if said == verb]
+
+    def close(self) -> None:
+        self.services.close()
+        self.sessions.close()
+        self.broker.close()
+        self.ledger.close()
+
+
+@pytest.fixture
+def node(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    made = Node(short_tmp, monkeypatch)
+    yield made
+    made.close()
+
+
+def test_parts_start_in_order_and_end_in_the_reverse_order(node: Node) -> None:
+    node.services.start()
+    assert node.of("start") == [part.__name__ for part in PARTS]
+    status = call(node.socket, "status", {}, dict)
+    assert status["kubeletError"]
+    node.services.close()
+    first, *others = node.of("close")
+    assert first == MpsdWatch.__name__, "it ends with its call, so it is told first"
+    assert others == [part.__name__ for part in reversed(PARTS)]
+    with pytest.raises(GpufracError):
+        call(node.socket, "status", {}, dict)
+    node.said.clear()
+
+
+def test_what_had_started_ends_when_a_part_can_not_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: object) -> None:
+        raise OSError("no more watches")
+
+    monkeypatch.setattr(services_module.DirectoryWatch, "start", fails)
+    with pytest.raises(OSError, match="no more watches"):
+        node.services.start()
+    assert node.of("start") == ["MpsdWatch", "Keeper", "LocalServer"]
+    node.services.close()
+    assert node.of("close") == ["MpsdWatch", "DirectoryWatch", "LocalServer", "Keeper", "MpsdWatch"]
