@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from cdi.scan import scan
-from deviceplugin import services as services_module
 from deviceplugin.grants import lastknown
 from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.drains import Drains
@@ -105,7 +104,7 @@ def test_what_had_started_ends_when_a_part_can_not_start(node: Node, monkeypatch
     def fails(self: object) -> None:
         raise OSError("no more watches")
 
-    monkeypatch.setattr(services_module.DirectoryWatch, "start", fails)
+    monkeypatch.setattr(DirectoryWatch, "start", fails)
     with pytest.raises(OSError, match="no more watches"):
         node.services.start()
     assert node.of("start") == ["MpsdWatch", "Keeper", "LocalServer"]
