@@ -123,6 +123,11 @@ BAD_EDITS = {
 }
 
 
+def test_the_top_rdt_class_has_a_name_of_its_own() -> None:
+    edits = ContainerEdits(intel_rdt=IntelRdt("/"))
+    assert b'"closID":"/"' in encode_spec(Spec(KIND, (Device("d", edits),)))
+
+
 @pytest.mark.parametrize("case", BAD_EDITS)
 def test_bad_edits_are_refused_at_device_and_spec(case: str) -> None:
     edits, text = BAD_EDITS[case]

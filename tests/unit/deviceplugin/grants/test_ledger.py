@@ -6,12 +6,15 @@ import msgspec
 import pytest
 
 from deviceplugin.grants.ledger import Ledger
-from deviceplugin.plan.model import ANNOTATED, ContainerRef
+from deviceplugin.plan.model import ANNOTATED, ContainerRef, allocation_key
 from tests.builders import allocation, uuid
 from tests.world import World
 
 GOOD = allocation("a", f"{uuid(0)}::0")
 REF = ContainerRef(namespace="ns", pod="p", pod_uid="u", container="c")
+
+OF_ANOTHER = allocation_key(ANNOTATED, GOOD.device_ids, GOOD.generation)
+"""The key of a record that names a container, and a share instead of it."""
 
 
 def changed(**values: object) -> bytes:
@@ -46,8 +49,10 @@ def changed(**values: object) -> bytes:
         changed(gpus=["../../etc"]),
         changed(device_ids=[f"{uuid(1)}::0"]),
         changed(device_ids=["no share of ours"]),
+        changed(device_ids=["no share of ours"], key=allocation_key(GOOD.resource, ("no share of ours",), 1)),
         changed(resource=ANNOTATED),
         changed(container=REF),
+        changed(resource=ANNOTATED, container=REF, key=OF_ANOTHER),
         changed(gpu_kind="a\nb"),
         changed(resource="gpufrac.dev/b"),
         changed(generation=2),

@@ -1,9 +1,9 @@
 """What is listed, and which of it is Healthy."""
 
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.advertise import Advertisement, advertise
+from deviceplugin.plan.advertise import Advertisement, advertise, free_fit
 from deviceplugin.plan.ids import device_id
-from mpsd.config.model import CdiConfig, Delivery, Enforcement
+from mpsd.config.model import CdiConfig, Delivery, Enforcement, GpuSelection
 from mpsd.gpu.model import Mode
 from tests.builders import allocation, config, fixed, fraction, info, node, resource, units, uuid
 
@@ -26,6 +26,14 @@ def test_numa_node_is_told_for_memory_resources_only() -> None:
     view = node(cfg, info(1))
     assert {d.numa_nodes for d in advertise(view.resources["gpufrac.dev/a"], view, Accounts()).devices} == {(1,)}
     assert {d.numa_nodes for d in advertise(view.resources["gpufrac.dev/u"], view, Accounts()).devices} == {()}
+
+
+def test_a_gpu_that_a_resource_does_not_select_has_no_room_for_it() -> None:
+    view = node(config(resource("a", fixed(8), gpus=GpuSelection(include=(uuid(1),)))), info(0), info(1))
+    assert free_fit(view.resources["gpufrac.dev/a"], view.groups[uuid(0)], Accounts()) == (
+        0,
+        "it is not open to this resource",
+    )
 
 
 def test_a_fraction_fills_the_gpu_exactly() -> None:

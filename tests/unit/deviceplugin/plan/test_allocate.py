@@ -74,6 +74,39 @@ def test_advice_for_units_on_two_gpus_can_be_followed(held: int, advice: str) ->
     assert advice in refused(ask("u", *ids, accounts=accounts), RefusalCode.INVALID)
 
 
+def test_a_share_on_a_gpu_that_its_resource_does_not_select_is_refused_even_if_it_runs() -> None:
+    cfg = config(resource("a", fixed(8), gpus=GpuSelection(include=(uuid(1),))))
+    view = node(cfg, info(0), info(1))
+    wanted = [device_id(uuid(0), 0)]
+    for force in (False, True):
+        got = plan(view.resources["gpufrac.dev/a"], view, Accounts(), wanted, generation=7, force=force)
+        assert "is not open to it: not in its config" in refused(got, RefusalCode.INVALID)
+
+
+def test_a_resource_that_offers_nothing_grants_nothing_but_what_runs_counts() -> None:
+    cfg = config(resource("t", fixed(8), Mode.TIME_SLICING, enforcement=Enforcement.HARD))
+    view = node(cfg, info(0))
+    resource_view, wanted = view.resources["gpufrac.dev/t"], [device_id(uuid(0), 0)]
+    got = plan(resource_view, view, Accounts(), wanted, generation=7)
+    assert "install 615 or newer" in refused(got, RefusalCode.INVALID)
+    assert isinstance(plan(resource_view, view, Accounts(), wanted, generation=7, force=True), Allocation)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "advice"),
+    [
+        (config(resource("a", fixed(8)), resource("b", fixed(20))), "ask for 1 of gpufrac.dev/b (20Gi) instead"),
+        (config(resource("a", fixed(8)), resource("u", units(60))), "ask for 1 of gpufrac.dev/u instead"),
+        (config(resource("a", fixed(8)), resource("u", units(10))), "ask for 2 of gpufrac.dev/u instead"),
+        (config(resource("a", fixed(60)), resource("u", units(50))), "ask for 1, or have a larger resource"),
+        (config(resource("a", fixed(8)), resource("b", fixed(9))), "ask for 1, or have a larger resource"),
+    ],
+)
+def test_who_asks_for_two_shares_is_told_of_what_holds_both_and_can_be_had(cfg: NodeConfig, advice: str) -> None:
+    text = refused(ask("a", device_id(uuid(0), 0), device_id(uuid(0), 1), cfg=cfg), RefusalCode.INVALID)
+    assert f"not 2: {advice}" in text
+
+
 @pytest.mark.parametrize("slot", ["01", "79", "999999", "00"])
 def test_a_share_that_was_never_listed_is_refused(slot: str) -> None:
     text = refused(ask("u", f"{uuid(0)}::{slot}"), RefusalCode.INVALID)

@@ -54,6 +54,11 @@ def test_no_gpu_with_enough_units_means_no_preference() -> None:
     assert ask(view(80, 80), "u", Accounts(), 100) == []
 
 
+def test_fixed_shares_are_taken_from_the_next_gpu_where_one_has_too_few() -> None:
+    got = ask(view(20, 20), "a", Accounts(), 3)
+    assert [group_of(identifier) for identifier in got] == [uuid(0), uuid(0), uuid(1)]
+
+
 def test_must_include_alone_is_enough() -> None:
     assert ask(view(80), "u", Accounts(), 1, (device_id(uuid(0), 5),)) == [device_id(uuid(0), 5)]
 

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from deviceplugin.nri.model import Runtime
 from deviceplugin.nri.runtimes import takes_cdi
+from deviceplugin.plan.enforcement import not_hard
 from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, ContainerRef, HardAbility
 from deviceplugin.plan.start import (
     Way,
@@ -17,7 +18,7 @@ from deviceplugin.plan.start import (
     way,
     with_effective_enforcement,
 )
-from mpsd.config.model import GIB, Enforcement, MpsConfig
+from mpsd.config.model import GIB, Delivery, Enforcement, MpsConfig
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.localapi.snapshot import Attached, DaemonState, DaemonStatus, GpuStatus
 from tests.builders import HARD, HOOKED_KIND, NOT_HARD, PLAIN_KIND, allocation, info, status, uuid
@@ -164,6 +165,13 @@ def test_who_sets_no_limit_of_an_annotated_container_is_named(
     live = hard(Mode.TIME_SLICING, container=ref, **changes)
     got = hard_objection(live, structs.replace(HARD, **({"starts_wait": False} | ability)))
     assert said in got if said else got == ""
+
+
+def test_an_annotated_container_gets_its_gpus_as_the_nvidia_runtime_makes_them_where_that_sets_limits() -> None:
+    """A runtime that takes no CDI devices from plugins, and a toolkit whose nvidia runtime injects the hook."""
+    ability = structs.replace(HARD, starts_wait=False, takes_cdi=False, hooked=frozenset((HOOKED_KIND, "")))
+    assert ability.of_annotated().kind == ""
+    assert not_hard(Delivery.CDI, ability.of_annotated()) == ""
 
 
 def test_the_runtimes_named_are_the_first_that_take_cdi_devices_of_plugins() -> None:

@@ -110,6 +110,11 @@ def test_a_resource_of_some_gpus_counts_on_those() -> None:
         ),
         (NodeConfig(resources=(), groups=(("one", (0,)),)), {"mig_enabled": True}, "GPU 0 of group one: MIG is "),
         (
+            NodeConfig(resources=(), gpus=GpuSelection(include=(0,))),
+            {"config_index": None},
+            "it is new, and the config means another GPU by its index 0",
+        ),
+        (
             NodeConfig(resources=()),
             {"memory_total_bytes": GIB, "memory_reserved_bytes": 512 * MIB},
             "nothing of its 1Gi is left after 512Mi reserved by the driver and 1Gi by the config",
@@ -131,6 +136,8 @@ def test_sockets_whose_paths_are_too_long_are_refused_before_a_start() -> None:
 
 def test_no_gpus_no_plans() -> None:
     assert planned(NodeConfig(resources=()), []) == ()
+    gone = allocation(UUIDS[1])
+    assert [group.group.name for group in planned(NodeConfig(resources=()), gpus(), gone)] == [UUIDS[0]]
 
 
 # Namespaces

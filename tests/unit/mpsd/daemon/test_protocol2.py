@@ -20,6 +20,7 @@ def test_commands() -> None:
     assert protocol2.terminate_client(7, 8) == "terminate_client 7 8"
     assert protocol2.get_clients(7) == "get_client_list 7"
     assert protocol2.quit_after(5) == "quit -t 5"
+    assert protocol2.start_server(0) == "start_server -uid 0"
 
 
 @pytest.mark.parametrize(("reply", "pids"), [("", ()), ("\n", ()), ("12\n34\n", (12, 34)), (" 12 \n\n", (12,))])
@@ -60,6 +61,11 @@ def test_no_limit(reply: str) -> None:
 @pytest.mark.parametrize(("reply", "fault"), [("FAULT\n", True), ("ACTIVE", False), ("", False), ("no FAULT", False)])
 def test_fault(reply: str, fault: bool) -> None:
     assert protocol2.is_fault(reply) is fault
+
+
+@pytest.mark.parametrize(("reply", "starting"), [("INITIALIZING\n", True), ("ACTIVE", False), ("", False)])
+def test_starting(reply: str, *, starting: bool) -> None:
+    assert protocol2.is_starting(reply) is starting
 
 
 @pytest.mark.parametrize(("reply", "done"), [("0\n", True), ("1", False), ("", False), ("00", False), ("0\n0", False)])

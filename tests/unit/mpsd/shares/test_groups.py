@@ -50,6 +50,13 @@ def test_a_group_with_a_missing_gpu_is_not_served_and_its_others_are_nobodys() -
         ({}, {"pair": ("G0", "G1")}, {"pair": ("G0", "G1"), "G2": ("G2",)}, {}),
         # granted on a group that has other GPUs now
         ({"pair": (1, 2)}, {"pair": ("G0", "G1")}, {"G2": ("G2",)}, {"pair": "regrouped once its allocations"}),
+        # one of its GPUs is in another group, too
+        (
+            {"pair": (0, 1), "trio": (1, 2)},
+            {"pair": ("G0", "G1")},
+            {"pair": ("G0", "G1")},
+            {"trio": "granted on pair must end"},
+        ),
         # the same group
         ({"pair": (0, 1)}, {"pair": ("G0", "G1")}, {"pair": ("G0", "G1"), "G2": ("G2",)}, {}),
     ],
@@ -68,6 +75,11 @@ def test_what_is_granted_stays_grouped_as_it_was(
     owners = group_of(found)
     for name, gpus in held.items():
         assert all(owners[uuid].name == name for uuid in gpus)
+
+
+def test_of_two_groups_that_were_granted_on_one_gpu_the_first_counts() -> None:
+    held = {"pair": ("G0", "G1"), "G1": ("G1",)}
+    assert shown(groups(config(), infos(3), held)) == {"pair": ("G0", "G1"), "G2": ("G2",)}
 
 
 REFS = st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True)
