@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from deviceplugin.sim.node import SimulatedNode
+from deviceplugin.sim.node.node import SimulatedNode
 from deviceplugin.sim.objects.manifests import LoadedPod, load_manifests
 from mpsd.config.load import load_config
 from mpsd.localapi.client import MpsdClient
@@ -124,8 +124,8 @@ def tell(story: Story, node: SimulatedNode, run_root: str) -> None:
             time.sleep(0.02)
 
     def plugin_dies() -> list[str]:
-        node.stop_process("plugin", signal.SIGKILL)
-        node.start_process("plugin")
+        node.processes.stop("plugin", signal.SIGKILL)
+        node.processes.start("plugin")
         node.wait_ready()
         return ["registered again; nothing lost"]
 

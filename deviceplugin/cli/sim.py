@@ -16,7 +16,7 @@ from deviceplugin.cli.signals import ignore_signals, interrupt, on_signals
 from mpsd.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from deviceplugin.sim.node import SimulatedNode
+    from deviceplugin.sim.node.node import SimulatedNode
     from deviceplugin.sim.objects.manifests import LoadedPod, Note
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -159,7 +159,7 @@ def run(
     Exit codes: 0 all pods admitted, all their containers started, and none of these runs without the limit or a device
     that it asks for, be it by a misspelt annotation; 1 otherwise; 2 a manifest or the config is not usable.
     """
-    from deviceplugin.sim import report
+    from deviceplugin.sim.node import report
     from deviceplugin.sim.objects.manifests import LoadedPod, Note, load_all
 
     found = load_all(manifests)
@@ -191,7 +191,7 @@ def up(
     `gpufrac sim admit|delete|restart-kubelet|client -d DIR` act on it; `gpufrac status --run-root DIR/run` and
     other commands look at it.
     """
-    from deviceplugin.sim import control
+    from deviceplugin.sim.node import control
 
     directory = os.path.abspath(directory)
     stop = threading.Event()
@@ -203,7 +203,7 @@ def up(
                 say(f"The simulated node is up in {directory}. Stop it with Ctrl-C.")
                 say(f"Next: gpufrac sim admit -d {directory} pod.yaml")
                 while not stop.wait(0.5):
-                    node.check()
+                    node.processes.check()
         finally:
             server.close()
 
@@ -216,8 +216,8 @@ def up(
 @failures
 def admit(directory: str, output: str, manifests: tuple[str, ...], *, schedule: bool) -> None:
     """Admit the pods of manifests on a node that is up. Exit codes as for `sim run`."""
-    from deviceplugin.sim import report
-    from deviceplugin.sim.control import ControlClient
+    from deviceplugin.sim.node import report
+    from deviceplugin.sim.node.control import ControlClient
     from deviceplugin.sim.objects.manifests import parse_all, read_manifests
 
     texts = [text for path in manifests for text in read_manifests(path)]
@@ -234,7 +234,7 @@ def admit(directory: str, output: str, manifests: tuple[str, ...], *, schedule: 
 @failures
 def delete(directory: str, *, force: bool, pods: tuple[str, ...]) -> None:
     """Delete pods by name, or those of manifests."""
-    from deviceplugin.sim.control import ControlClient
+    from deviceplugin.sim.node.control import ControlClient
     from deviceplugin.sim.objects.manifests import SUFFIXES, LoadedPod, load_manifests
 
     names: list[tuple[str, str]] = []
@@ -264,7 +264,7 @@ def restart_kubelet(directory: str) -> None:
 
     Exit code 1 when a pod failed for it.
     """
-    from deviceplugin.sim.control import ControlClient
+    from deviceplugin.sim.node.control import ControlClient
 
     restarted = ControlClient(os.path.abspath(directory)).restart_kubelet()
     for name, message in restarted.failed.items():
@@ -298,7 +298,7 @@ def client(
 
     Prints the bytes granted, or the CUDA error such as CUDA_ERROR_OUT_OF_MEMORY with exit code 1.
     """
-    from deviceplugin.sim.control import ControlClient
+    from deviceplugin.sim.node.control import ControlClient
 
     if device < 0:
         raise click.BadParameter(f"cannot use --device {device}: GPUs are counted from 0")
@@ -352,7 +352,7 @@ def _print(result: dict[str, Any], notes: list[str], output: str) -> None:
     if output == "json":
         print_json({**result, "notes": notes})
         return
-    from deviceplugin.sim.report import lines
+    from deviceplugin.sim.node.report import lines
 
     for line in lines(result, notes):
         say(line)
@@ -381,8 +381,9 @@ def _simulated_node(
         raise click.UsageError(
             "cannot use --nri-runtime with --no-nri: without NRI a runtime introduces itself to nobody"
         )
-    from deviceplugin.sim import scheduler
-    from deviceplugin.sim.node import RUNTIME, SimulatedNode
+    from deviceplugin.sim.node import scheduler
+    from deviceplugin.sim.node.config import RUNTIME
+    from deviceplugin.sim.node.node import SimulatedNode
     from mpsd.config.load import load_config
 
     config = load_config(config_path) if config_path is not None else None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.sim.kubelet.pod import AdmittedPod
-from deviceplugin.sim.node import SimulatedNode
+from deviceplugin.sim.node.node import SimulatedNode
 from deviceplugin.sim.objects.manifests import LoadedPod, parse_manifests
 from mpsd.config.load import parse_config
 from tests.e2e.test_sim import GIB, OUT_OF_MEMORY, RESOURCE, Up, gpufrac, holding, mentioning, run
@@ -324,7 +324,7 @@ def test_a_plugin_that_was_away_finds_what_it_granted(node: SimulatedNode) -> No
     node.admit(loaded(pod("a", fraction="0.4")), schedule=True)
     pod_a = node.kubelet.pod("a")
     before = key_of(pod_a)
-    node.restart_process("plugin")
+    node.processes.restart("plugin")
     node.wait_ready()
     report = node.report([pod_a])
     assert main(report, "a")["allocation"]["key"] == before
@@ -334,11 +334,11 @@ def test_a_plugin_that_was_away_finds_what_it_granted(node: SimulatedNode) -> No
 
 
 def test_containers_that_start_while_the_plugin_is_away_run_without_it(node: SimulatedNode) -> None:
-    node.stop_process("plugin")
+    node.processes.stop("plugin")
     pod_a = node.scheduler.admit(loaded(pod("a", fraction="0.4"))[0].pod)
     assert node.kubelet.wait_settled([pod_a], WAIT_S)
     assert "GPUFRAC_ALLOCATION" not in pod_a.container().process_env, "the runtime goes on without it"
-    node.start_process("plugin")
+    node.processes.start("plugin")
     node.wait_ready()
     shown = gpufrac("status", "--run-root", f"{node.directory}/run")
     assert "default/a/main" in shown.stdout, shown.stdout + shown.stderr

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 
 from deviceplugin.sim.kubelet import checkpoint
 from deviceplugin.sim.kubelet.pod import AdmittedPod
-from deviceplugin.sim.node import SimulatedNode
+from deviceplugin.sim.node.children import Children
+from deviceplugin.sim.node.node import SimulatedNode
 from deviceplugin.sim.runtime.container import Container, State
 from mpsd.common.marker import MARKER
 from mpsd.common.processes import boot_id
@@ -33,6 +34,18 @@ from tests.recorded.shape import missing, shape
 from tests.waiting import WAIT_S, until
 
 
+class LateChildren(Children):
+    """Its node's files are laid down before a process starts."""
+
+    def __init__(self, directory: str, lay_down: Callable[[], None]) -> None:
+        super().__init__(directory)
+        self._lay_down = lay_down
+
+    def start(self, name: str) -> int:
+        self._lay_down()
+        return super().start(name)
+
+
 class OldNode(SimulatedNode):
     """A simulated node that finds the files of a recorded scene, and its pods at the kubelet."""
 
@@ -47,6 +60,7 @@ class OldNode(SimulatedNode):
             if loaded not in self.refused
         ]
         self._laid_down = False
+        self.processes = LateChildren(self.directory, self._lay_down)
 
     def recorded(self, name: str) -> str:
         text = (RECORDED / self.scene / name).read_text()
@@ -69,18 +83,18 @@ class OldNode(SimulatedNode):
             for path in Path(self.directory).glob(pattern)
         }
 
-    def start_process(self, name: str) -> int:
-        if not self._laid_down:
-            self._laid_down = True
-            for path, text in self.files("state/**/*.json", "cdi/*.json").items():
-                target = Path(self.directory, path)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(text)
-            Path(self.kubelet.device_plugins, checkpoint.FILE_NAME).write_text(self.recorded("checkpoint.json"))
-            self.kubelet.stop()
-            self.kubelet.start()
-            self.kubelet.take_over(self.pods)
-        return super().start_process(name)
+    def _lay_down(self) -> None:
+        if self._laid_down:
+            return
+        self._laid_down = True
+        for path, text in self.files("state/**/*.json", "cdi/*.json").items():
+            target = Path(self.directory, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+        Path(self.kubelet.device_plugins, checkpoint.FILE_NAME).write_text(self.recorded("checkpoint.json"))
+        self.kubelet.stop()
+        self.kubelet.start()
+        self.kubelet.take_over(self.pods)
 
     def daemons(self) -> dict[str, int | None]:
         """PID by name."""
@@ -89,7 +103,7 @@ class OldNode(SimulatedNode):
 
     def start_mpsd_with_old_records(self) -> None:
         """A new mpsd finds what the last version remembered of the daemons that run."""
-        self.stop_process("mpsd", signal.SIGKILL)
+        self.processes.stop("mpsd", signal.SIGKILL)
         state = Path(self.directory, "state", "mpsd.json")
         running = json.loads(state.read_text())["daemons"]
         saved = self.recorded_json("state/mpsd.json")
@@ -98,7 +112,7 @@ class OldNode(SimulatedNode):
             identity |= {key: running[name][key] for key in ("pid", "start_time", "process_group")}
         for path in (state, Path(self.directory, "run", "mpsd.json")):
             path.write_text(json.dumps(saved))
-        self.start_process("mpsd")
+        self.processes.start("mpsd")
         self.wait_ready(WAIT_S)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deviceplugin.sim.kubelet import checkpoint
-from deviceplugin.sim.node import SimulatedNode
+from deviceplugin.sim.node.node import SimulatedNode
 from mpsd.common.processes import boot_id
 from tests.recorded.scene import (
     BOOT,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.sim.node import SimulatedNode
+from deviceplugin.sim.node.node import SimulatedNode
 from deviceplugin.sim.objects.manifests import LoadedPod, load_manifests
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig

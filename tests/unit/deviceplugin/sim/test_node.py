@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from deviceplugin.sim import report
 from deviceplugin.sim.kubelet.pod import AdmittedPod, Phase
-from deviceplugin.sim.node import NodeError, SimulatedNode, default_config, node_config, takes_cdi
+from deviceplugin.sim.node import report
+from deviceplugin.sim.node.children import NodeError
+from deviceplugin.sim.node.config import default_config, node_config, takes_cdi
+from deviceplugin.sim.node.node import SimulatedNode
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime.container import Container, State
 from deviceplugin.sim.runtime.edits import Edits
@@ -119,7 +121,7 @@ def test_runtimes_that_take_cdi_devices_from_plugins(name: str, version: str, ex
 
 def test_what_is_written_is_what_was_meant(short_tmp: Path) -> None:
     node = SimulatedNode(str(short_tmp / "n"), gpus=2)
-    node._prepare()
+    node._directory.take(node._config_text)
     try:
         assert parse_config(Path(node.config_path).read_bytes(), "x") == node.config
         other = SimulatedNode(str(short_tmp / "n"))

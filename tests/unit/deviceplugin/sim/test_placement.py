@@ -2,7 +2,7 @@
 
 import pytest
 
-from deviceplugin.sim.node import default_config
+from deviceplugin.sim.node.config import default_config
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.scheduling import placement
 from deviceplugin.sim.scheduling.placement import Lack, Offer, dealt, lacks

@@ -11,11 +11,11 @@ from deviceplugin.annotated.contract import DEVICES, MODE, REQUEST
 from deviceplugin.kubelet.podresources import PodResourcesClient
 from deviceplugin.sim.kubelet.kubelet import StubKubelet
 from deviceplugin.sim.kubelet.pod import AdmittedPod, Phase
+from deviceplugin.sim.node.scheduler import Scheduler, check, denials
 from deviceplugin.sim.objects.annotations import PREFIX
 from deviceplugin.sim.objects.manifests import LoadedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
-from deviceplugin.sim.scheduler import Scheduler, check, denials
 from deviceplugin.sim.scheduling.admission import DeniedError
 from mpsd.common.errors import ConfigError
 from tests.unit.deviceplugin.sim.scriptednri import ScriptedNri
@@ -112,7 +112,7 @@ def test_what_fits_nowhere_is_pending_and_not_kept(kubelet: StubKubelet, schedul
 def test_a_reservation_pod_that_does_not_start_is_taken_back(
     kubelet: StubKubelet, scheduler: Scheduler, nri: ScriptedNri, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deviceplugin.sim.scheduler.RESERVE_S", 0.2)
+    monkeypatch.setattr("deviceplugin.sim.node.scheduler.RESERVE_S", 0.2)
     nri.refusals["create"] = "not me"
     found = scheduler.admit(pod("one"))
     assert (found.phase, found.reason) == (Phase.PENDING, "BindingError")

@@ -13,7 +13,7 @@ from mpsd.common.errors import ConfigError, NotReachableError
 from mpsd.localapi.client import call
 
 if TYPE_CHECKING:  # whoever only asks a node needs nothing of what it is made of
-    from deviceplugin.sim.node import SimulatedNode
+    from deviceplugin.sim.node.node import SimulatedNode
     from mpsd.localapi.server import LocalServer
 
 T = TypeVar("T")
