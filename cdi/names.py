@@ -29,6 +29,7 @@ class QualifiedName(NamedTuple):
 
     @property
     def kind(self) -> str:
+        """`vendor/class`."""
         return f"{self.vendor}/{self.class_name}"
 
     def __str__(self) -> str:

@@ -32,6 +32,7 @@ class Applied(msgspec.Struct, frozen=True):
 
     @property
     def changed(self) -> bool:
+        """Whether any file is another now."""
         return bool(self.written or self.removed)
 
 
@@ -58,6 +59,7 @@ class SpecDirectory:
 
     @property
     def path(self) -> str:
+        """The directory, as configured."""
         return self._files.path
 
     def file_name(self, identifier: str) -> str:

@@ -118,6 +118,7 @@ class LateRecheck:
         self._recheck: Recheck | None = None
 
     def set(self, recheck: Recheck) -> None:
+        """From now on calls are answered by this one."""
         self._recheck = recheck
         self._ready.set()
 

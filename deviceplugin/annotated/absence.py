@@ -58,6 +58,7 @@ class Absence:
 
     @property
     def found(self) -> tuple[Unenforced, ...]:
+        """Containers that run without what they were granted, as found last."""
         with self._lock:
             return tuple(self._found.values())
 

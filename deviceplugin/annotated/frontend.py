@@ -117,6 +117,7 @@ class AnnotatedFrontend:
         return inventory.brief(self._config.prefix, pods, containers)
 
     def connected(self, runtime: Runtime) -> None:
+        """A runtime is connected: what is known of it decides how containers get GPUs and limits."""
         self._runtime = traits(runtime)
         by_cdi = self._runtime.takes_cdi
         self._broker.set_runtime(starts_wait=starts_wait(runtime), takes_cdi=by_cdi)
@@ -142,23 +143,28 @@ class AnnotatedFrontend:
         self._on_change()
 
     def disconnected(self, reason: str) -> None:
+        """The link is gone: nothing more is heard of pods, so none is taken to have ended."""
         self._broker.observe_pods(None)
         self._synchronized = False
         self._on_change()
 
     def run_pod(self, pod: Pod) -> None:
+        """A sandbox was made."""
         with self._coming_and_going:
             self._sandboxes.run(pod)
             self._broker.pod_runs(pod.uid)
         self._reporter.look_at_keys(pod, self._config.prefix)
 
     def stop_pod(self, pod: Pod) -> None:
+        """A sandbox was stopped."""
         self._stopped(pod.id, pod.uid)
 
     def remove_pod(self, pod: Pod) -> None:
+        """A sandbox was removed."""
         self._stopped(pod.id, pod.uid)
 
     def remove_container(self, pod: Pod, container: Container) -> None:
+        """A container was removed: what was found of it is forgotten."""
         self._absence.forget(container.id)
 
     def create_container(self, pod: Pod, container: Container) -> Adjustment:
@@ -205,6 +211,7 @@ class AnnotatedFrontend:
 
     @property
     def report(self) -> FrontendReport:
+        """For status and the node's condition."""
         return FrontendReport(
             synchronized=self._synchronized,
             unguarded=self._unguarded,

@@ -95,10 +95,12 @@ class Reporter:
         self._forget(lambda uid: uid not in pod_uids)
 
     def pod_gone(self, pod_uid: str) -> None:
+        """Forgets what was said of a pod."""
         self._forget(lambda uid: uid == pod_uid)
 
     @property
     def refusing(self) -> tuple[Refusing, ...]:
+        """Containers that were refused and have not been started since."""
         with self._lock:
             return tuple(self._refusing.values())
 

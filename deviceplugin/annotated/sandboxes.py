@@ -64,6 +64,7 @@ class Sandboxes:
         return alive
 
     def knows(self, sandbox_id: str) -> bool:
+        """Whether the sandbox was made and is not gone."""
         with self._lock:
             return sandbox_id in self._known
 

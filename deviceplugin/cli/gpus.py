@@ -36,10 +36,12 @@ class GpuFacts:
 
     @property
     def mode(self) -> str:
+        """The compute mode it is bound to, or `idle`."""
         return (self.account.mode if self.account else self.state.mode if self.state else None) or "idle"
 
     @property
     def daemon(self) -> DaemonStatus | None:
+        """Its MPS daemon as mpsd sees it, None where mpsd is not heard."""
         return self.state.daemon if self.state else None
 
     @property

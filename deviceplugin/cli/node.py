@@ -52,11 +52,13 @@ class Node:
             raise Failure(f"{self.mpsd_error}\n{self.plugin_error}", EXIT_UNREACHABLE)
 
     def need_plugin(self) -> PluginStatus:
+        """The plugin's status. Raises Failure (exit 3) where the plugin is not reachable."""
         if self.plugin is None:
             raise Failure(self.plugin_error, EXIT_UNREACHABLE)
         return self.plugin
 
     def need_mpsd(self) -> Snapshot:
+        """mpsd's snapshot. Raises Failure (exit 3) where mpsd is not reachable."""
         if self.mpsd is None:
             raise Failure(self.mpsd_error, EXIT_UNREACHABLE)
         return self.mpsd
@@ -365,6 +367,7 @@ def _up(started_unix_s: float) -> str:
 
 
 def age(since_unix_s: float) -> str:
+    """How long ago a time was, `-` for none."""
     return span(time.time() - since_unix_s) if since_unix_s else "-"
 
 

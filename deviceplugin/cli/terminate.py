@@ -111,6 +111,7 @@ class Aim:
 
     @property
     def nothing(self) -> str:
+        """What is said where nothing is to be ended."""
         return f"No process of {self} uses a GPU."
 
     def of(self, found: Sequence[GpuClientsStatus]) -> list[GpuClientsStatus]:

@@ -31,6 +31,7 @@ class Lists:
 
     @property
     def by_resource(self) -> Mapping[str, Published]:
+        """The last list of each resource."""
         return self._by_resource
 
     def of(self, resource: str) -> Published:

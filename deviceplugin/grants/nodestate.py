@@ -82,6 +82,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_uuid(self) -> dict[str, GpuStatus]:
+        """What mpsd said last of each GPU."""
         return {gpu.info.uuid: gpu for gpu in self.gpus}
 
     def protocol(self, gpu: str) -> int:

@@ -9,4 +9,5 @@ NODE, DRAINS, LOCK = "node.json", "drains.json", "plugin.lock"
 
 
 def state_directory(state_root: str) -> str:
+    """Where the plugin keeps its state, below the configured root."""
     return os.path.join(state_root, "plugin")

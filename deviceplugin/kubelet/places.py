@@ -15,6 +15,7 @@ class KubeletPlaces(NamedTuple):
 
     @property
     def registration_socket(self) -> str:
+        """Where device plugins register (kubelet: a constant below its device plugin directory)."""
         return os.path.join(self.device_plugins, "kubelet.sock")
 
     @property
@@ -24,6 +25,7 @@ class KubeletPlaces(NamedTuple):
 
     @property
     def pod_resources_socket(self) -> str:
+        """Where the kubelet serves PodResources."""
         return os.path.join(self.root, "pod-resources", "kubelet.sock")
 
     def missing(self) -> str:
@@ -52,6 +54,7 @@ class KubeletPlaces(NamedTuple):
 
 
 def kubelet_places(config: NodeConfig) -> KubeletPlaces:
+    """Where the config says the kubelet's things are."""
     return KubeletPlaces(config.kubelet_root, config.kubelet_device_plugins)
 
 

@@ -45,6 +45,8 @@ log = get_logger("plugin")
 
 
 class SessionState(StrEnum):
+    """Of one resource at the kubelet; the values are what status shows."""
+
     STARTING = "starting"
     WAITING = "waiting for the kubelet"
     REGISTERED = "registered"

@@ -62,6 +62,7 @@ class Sessions:
             session.hint()
 
     def by_resource(self) -> dict[str, Session]:
+        """The sessions that run now."""
         with self._lock:
             return dict(self._sessions)
 

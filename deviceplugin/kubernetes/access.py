@@ -55,6 +55,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def url(self) -> str:
+        """As a URL, for texts."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
 

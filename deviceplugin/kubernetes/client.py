@@ -57,12 +57,14 @@ class Health:
         self.error = ""
 
     def answered(self) -> None:
+        """A request was answered, whatever the answer."""
         with self._lock:
             before, self.connected, self.error = self.connected, True, ""
         if before is False:
             log.info("the API server answers")
 
     def failed(self, error: ApiError) -> None:
+        """A request was not answered; said once until one is."""
         with self._lock:
             before, self.connected, self.error = self.connected, False, str(error)
         if before is not False:
@@ -70,11 +72,15 @@ class Health:
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
+    """One line of a watch, its object not read yet."""
+
     type: str
     object: msgspec.Raw = msgspec.Raw()
 
 
 class ListMeta(msgspec.Struct, frozen=True, rename="camel"):
+    """Metadata of a list: where a watch goes on from."""
+
     resource_version: str = ""
 
 
@@ -116,6 +122,7 @@ class ApiClient:
         return self._object("GET", path, None, "", result, timeout_s)
 
     def post(self, path: str, body: object, result: type[T], *, timeout_s: float | None = None) -> T:
+        """Makes an object; the object as it is then. Raises ApiError."""
         return self._object("POST", path, msgspec.json.encode(body), "application/json", result, timeout_s)
 
     def patch(self, path: str, body: object, result: type[T], *, timeout_s: float | None = None) -> T:

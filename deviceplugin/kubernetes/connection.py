@@ -89,12 +89,14 @@ class Connection:
                 opened.close()
 
     def receive(self, buffer: "WriteableBuffer") -> int:
+        """Reads into `buffer`; the number of bytes, 0 at the end. Raises OSError, also once aborted."""
         received = self._waiting().recv_into(buffer)
         if not received and self.aborted:
             raise _aborted()  # or what came so far would count as the whole
         return received
 
     def send(self, data: bytes) -> None:
+        """Sends all of it. Raises OSError."""
         self._waiting().sendall(data)
 
     def _waiting(self) -> socket.socket:
@@ -191,6 +193,7 @@ class Response:
 
     @property
     def retry_after_s(self) -> float | None:
+        """How long the server asks to wait, None where it does not say so in seconds."""
         text = self._answer.headers.get("Retry-After", "").strip()
         return float(text[:6]) if text.isascii() and text.isdigit() else None
 

@@ -73,10 +73,12 @@ class EventKey(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> tuple[str, str, str]:
+        """Namespace, name and UID of what it is about."""
         return self.namespace, self.name, self.uid
 
     @property
     def event_namespace(self) -> str:
+        """Where the event itself is kept: that of its pod, `default` for a node."""
         return self.namespace or NODE_NAMESPACE
 
     @property

@@ -50,6 +50,7 @@ class KubernetesApi:
 
     @property
     def pods(self) -> Pods:
+        """Pods of this node; none is known where access is off."""
         return _NO_PODS if self._parts is None else self._parts.pods
 
     def start(self) -> None:
@@ -68,6 +69,7 @@ class KubernetesApi:
 
     @property
     def state(self) -> KubernetesState:
+        """For status."""
         return KubernetesState() if self._parts is None else self._parts.state(self._config)
 
 

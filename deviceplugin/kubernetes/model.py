@@ -19,6 +19,8 @@ class NodeReadiness(msgspec.Struct, frozen=True):
 
 
 class PodRef(msgspec.Struct, frozen=True):
+    """A pod."""
+
     namespace: str
     name: str
     uid: str

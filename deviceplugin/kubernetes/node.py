@@ -67,15 +67,19 @@ class _NodeStatus(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
+    """What is read of a node object."""
+
     metadata: _Metadata = _Metadata()
     status: _NodeStatus = _NodeStatus()
 
     @property
     def condition(self) -> Condition | None:
+        """Our condition as it is there now."""
         return next((c for c in self.status.conditions or () if c.type == CONDITION), None)
 
     @property
     def driver_major(self) -> str | None:
+        """Our label with the driver's major version as it is there now."""
         return (self.metadata.labels or {}).get(DRIVER_LABEL)
 
 

@@ -84,6 +84,7 @@ class PodTable:
         return len(self._pods)
 
     def get(self, uid: str) -> _Kept | None:
+        """What is kept of a pod by its UID."""
         return self._pods.get(uid)
 
     def show(self, pod: ApiPod) -> Deleting | None:
@@ -162,6 +163,7 @@ class PodWatch:
         return len(self._table)
 
     def restart_policy(self, uid: str) -> str | None:
+        """Of a pod by its UID; None where it is not known (yet)."""
         kept = self._table.get(uid)
         return None if kept is None else kept.restart_policy
 

@@ -29,6 +29,7 @@ def parse(kind: type[M], payload: bytes) -> M:
 
 
 def pod_of(message: pb.PodSandbox) -> Pod:
+    """A sandbox of the wire as our value."""
     return Pod(
         id=message.id,
         name=message.name,
@@ -43,6 +44,7 @@ def pod_of(message: pb.PodSandbox) -> Pod:
 
 
 def pod_message(pod: Pod) -> pb.PodSandbox:
+    """A pod as the wire has it."""
     return pb.PodSandbox(
         id=pod.id,
         name=pod.name,
@@ -57,6 +59,7 @@ def pod_message(pod: Pod) -> pb.PodSandbox:
 
 
 def container_of(message: pb.Container) -> Container:
+    """A container of the wire as our value."""
     return Container(
         id=message.id,
         pod_id=message.pod_sandbox_id,
@@ -75,6 +78,7 @@ def container_of(message: pb.Container) -> Container:
 
 
 def container_message(container: Container) -> pb.Container:
+    """A container as the wire has it."""
     return pb.Container(
         id=container.id,
         pod_sandbox_id=container.pod_id,

@@ -37,6 +37,7 @@ class PendingCall:
 
     @property
     def done(self) -> bool:
+        """Whether its answer, or its failure, is there."""
         return self._done.is_set()
 
     def result(self, timeout_s: float) -> bytes:

@@ -58,6 +58,7 @@ class Entry(msgspec.Struct, eq=False, kw_only=True):
 
     @property
     def due_s(self) -> float:
+        """When its answer must be there (monotonic clock); infinite where none is owed."""
         return math.inf if self.answered or not self.stream else self.arrived_s + self.budget_s
 
 

@@ -109,6 +109,7 @@ class NriSession:
 
     @property
     def state(self) -> NriState:
+        """For status."""
         with self._changed:
             return msgspec.structs.replace(
                 self._state,

@@ -20,6 +20,8 @@ _HEADER: Final = struct.Struct(">IIBB")
 
 
 class FrameKind(IntEnum):
+    """Types of ttrpc messages (containerd/ttrpc PROTOCOL.md)."""
+
     REQUEST = 1
     RESPONSE = 2
     DATA = 3

@@ -90,6 +90,7 @@ class Accounts:
         return changed
 
     def is_vacated(self, key: str) -> bool:
+        """Whether the kubelet no longer holds it."""
         return key in self._vacated
 
     def on_gpu(self, gpu: str) -> Mapping[str, Allocation]:

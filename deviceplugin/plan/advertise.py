@@ -33,6 +33,7 @@ class Advertisement(msgspec.Struct, frozen=True):
 
     @property
     def healthy(self) -> int:
+        """How many devices are Healthy."""
         return sum(device.healthy for device in self.devices)
 
 

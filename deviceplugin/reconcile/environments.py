@@ -31,6 +31,8 @@ _INSTEAD = f"take it out of the pod and its image, or use a container runtime wh
 
 
 class DeviationCode(StrEnum):
+    """In what a container's environment differs from what was granted."""
+
     OTHER_DEVICES = "OtherDevices"
     HIGHER_LIMIT = "HigherLimit"
     OTHER_DAEMON = "OtherDaemon"

@@ -15,6 +15,8 @@ from mpsd.localapi.snapshot import Desired
 
 
 class Mpsd(Protocol):
+    """What mpsd was told last; raises GpufracError."""
+
     def desired(self) -> Desired: ...
 
 
@@ -26,6 +28,7 @@ class Looked(msgspec.Struct, frozen=True):
 
     @property
     def all(self) -> bool:
+        """Whether everybody was heard."""
         return self.shares and self.annotated
 
 

@@ -32,11 +32,14 @@ class VerdictCode(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
+    """What the marker in a container's process tells."""
+
     code: VerdictCode
     message: str = ""
 
     @property
     def unenforced(self) -> bool:
+        """Whether its limit does not hold for certain."""
         return self.code in (VerdictCode.UNMARKED_CLIENT, VerdictCode.NO_MARKER, VerdictCode.SANDBOX)
 
 

@@ -22,6 +22,8 @@ NAMING_S = 0.5
 
 
 class Kubelet(Protocol):
+    """PodResources; raises PodResourcesError."""
+
     def list(self) -> Containers: ...
 
 

@@ -112,6 +112,7 @@ def line(record: Record | None, driver: str | None, version: str) -> str:
 
 
 def path_of(state_root: str) -> str:
+    """The file of what the last self-test showed."""
     return f"{state_root}/selftest.json"
 
 

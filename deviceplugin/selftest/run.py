@@ -110,6 +110,7 @@ class Client:
 
 
 def real_client(command: Sequence[str]) -> Client:
+    """A CUDA client by this command, with the few variables of ours that it needs."""
     return Client(command, {name: os.environ[name] for name in _KEPT if name in os.environ})
 
 

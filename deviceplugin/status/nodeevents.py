@@ -15,6 +15,7 @@ class WedgeNews:
         self._known: frozenset[str] = frozenset()
 
     def observe(self, snapshot: Snapshot) -> None:
+        """Sends an event for each daemon that is wedged and was not before."""
         found = wedged(snapshot)
         for name in sorted(found.keys() - self._known):
             self._events.node("Warning", WEDGED, found[name])

@@ -51,6 +51,7 @@ class Backoff:
         return max(pause_s(before, first_s, self._last_s, self._jitter), retry_after_s or 0.0)
 
     def reset(self) -> None:
+        """It worked: the next pause is the shortest again."""
         self._counts.clear()
 
 

@@ -10,8 +10,10 @@ MAX_SOCKET_PATH_BYTES = 107
 
 
 def mpsd_socket(run_root: str) -> str:
+    """mpsd's local API."""
     return f"{run_root}/mpsd.sock"
 
 
 def plugin_socket(run_root: str) -> str:
+    """The plugin's local API."""
     return f"{run_root}/plugin.sock"

@@ -26,6 +26,7 @@ _PREFIX_NAME = re.compile(r"(?:[A-Za-z0-9][-A-Za-z0-9_.]*)?")
 
 
 def read_annotations(value: Value, minimum: Enforcement, shared: GpuSelection) -> AnnotationsConfig | None:
+    """The section `annotations`, None where there is none; problems are noted at its values."""
     readers: Readers = {
         "share": ("share", Value.boolean),
         "reservationNamespace": ("reservation_namespace", lambda v: label(v, "a namespace")),

@@ -46,6 +46,7 @@ def read_config(path: str) -> bytes:
 
 
 def checked_text(content: str | bytes, source: str) -> str:
+    """The content as text. Raises ConfigErrors where it is no plain UTF-8, has a NUL, or more than MAX_FILE_BYTES."""
     if isinstance(content, bytes):
         if content.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise file_error(source, "must be UTF-8: this looks like UTF-16")

@@ -125,6 +125,7 @@ class GpuSelection(msgspec.Struct, frozen=True, kw_only=True):
     exclude: tuple[GpuRef, ...] = ()
 
     def admits(self, info: GpuInfo) -> bool:
+        """Whether a GPU is included and not excluded."""
         included = self.include is None or any(info.is_named(ref) for ref in self.include)
         return included and not any(info.is_named(ref) for ref in self.exclude)
 
@@ -142,6 +143,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MpsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `mps`; see docs/config.md."""
+
     protocol: str = "auto"
     """auto | 2 | 3"""
     binary: str = "nvidia-cuda-mps-control"
@@ -161,16 +164,22 @@ class MpsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CdiConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `cdi`; see docs/config.md."""
+
     directory: str = "/var/run/cdi"
     gpu_devices: GpuDevices = GpuDevices.AUTO
     delivery: Delivery = Delivery.CDI
 
 
 class SimulatedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of `backend: simulated`."""
+
     memory_bytes: int = 80 * GIB
 
 
 class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `simulated`."""
+
     gpus: tuple[SimulatedGpu, ...] = (SimulatedGpu(),)
     driver: str = "580.95.05"
 

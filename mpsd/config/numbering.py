@@ -30,6 +30,7 @@ def references(config: NodeConfig) -> Iterator[tuple[str, GpuRef]]:
 
 
 def named_indices(config: NodeConfig) -> frozenset[int]:
+    """Every index that the config names a GPU by."""
     return frozenset(ref for _, ref in references(config) if isinstance(ref, int))
 
 

@@ -38,4 +38,5 @@ class ConfigErrors(ConfigError):  # noqa: N818 (several errors at once)
 
 
 def file_error(source: str, rule: str, line: int | None = None) -> ConfigErrors:
+    """One problem of the file as a whole."""
     return ConfigErrors(source, [ConfigProblem(path="", rule=rule, line=line)])

@@ -46,6 +46,7 @@ class Row:
     plugin: When
 
     def when(self, process: Process) -> When:
+        """When the field takes effect in that process."""
         return self.mpsd if process is Process.MPSD else self.plugin
 
 

@@ -25,6 +25,7 @@ _SIZES = tuple(f"memory.{key}" for key in ("request", "limit", "fraction", "limi
 def read_resources(
     value: Value, minimum: Enforcement, groups: Collection[str], *, none_allowed: bool
 ) -> tuple[Resource, ...]:
+    """The section `resources`; problems are noted at its values."""
     items = value.items("resources", like=_LIKE)
     if items is not None and not items and not none_allowed:
         value.note("must hold at least one resource")

@@ -40,6 +40,7 @@ _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
 def plain_sections(entries: Mapping[str, Value], default: NodeConfig) -> NodeConfig:
+    """`default` with the sections that depend on no other."""
     config = msgspec.structs.replace(
         default,
         mps=_mps(entries.get("mps")),

@@ -59,6 +59,7 @@ def _gpu_refs(value: Value, *, at_least: int) -> tuple[GpuRef, ...] | None:
 
 
 def read_selection(entries: Mapping[str, Value]) -> GpuSelection:
+    """`include` and `exclude` of a mapping; problems are noted at its values."""
     include: tuple[GpuRef, ...] | None = None
     exclude: tuple[GpuRef, ...] = ()
     if value := entries.get("include"):
@@ -74,6 +75,7 @@ def read_selection(entries: Mapping[str, Value]) -> GpuSelection:
 
 
 def read_gpus(value: Value | None) -> tuple[GpuSelection, Groups]:
+    """The section `gpus`: the selection, and the groups."""
     entries = value.mapping(("include", "exclude", "groups"), like=_LIKE) if value else None
     if entries is None:
         return GpuSelection(), ()

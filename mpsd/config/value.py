@@ -88,6 +88,7 @@ class Value:
         return isinstance(self.node, yaml.ScalarNode) and not self.node.style and self.node.tag in _PLAIN_TAGS
 
     def is_null(self) -> bool:
+        """Whether it is YAML's null, in any spelling."""
         return self.is_plain() and self.node.value in _NULLS
 
     # collections
@@ -146,6 +147,7 @@ class Value:
         return str(self.node.value)
 
     def matching(self, pattern: re.Pattern[str], rule: str) -> str | None:
+        """Text that matches, None and the rule noted where it does not."""
         text = self.text(rule)
         if text is not None and not pattern.fullmatch(text):
             self.note(rule)
@@ -153,6 +155,7 @@ class Value:
         return text
 
     def one_of(self, words: Sequence[str]) -> str | None:
+        """One of these words, None and a problem noted for others."""
         rule = f"must be {either(words)}"
         text = self.text(f"{rule}{self._kind()}")
         if text is not None and text not in words:
@@ -172,6 +175,7 @@ class Value:
         return ", without quotes" if self.node.style else ", without a tag"
 
     def choice(self, kind: type[_Enum]) -> _Enum | None:
+        """A member of an enum by its value, None and a problem noted for others."""
         text = self.one_of([member.value for member in kind])
         return None if text is None else kind(text)
 
@@ -272,6 +276,7 @@ def section(value: Value | None, default: _Struct, readers: Readers, like: str) 
 
 
 def either(words: Sequence[str]) -> str:
+    """Words as a text has alternatives: `a, b or c`."""
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
 
 

@@ -67,11 +67,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Ours:
+    """The daemon that we started runs."""
+
     identity: DaemonIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
+    """A process that is not ours has the directory."""
+
     pid: int
     reason: str
 

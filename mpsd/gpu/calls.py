@@ -35,13 +35,16 @@ class Worker:
         self._thread.start()
 
     def busy(self) -> bool:
+        """Whether a call runs, or waits to."""
         return self.since_s is not None
 
     def submit(self, job: Callable[[], Any], now_s: float) -> None:
+        """Hands it a job; call only while it is not busy."""
         self.since_s = now_s
         self._jobs.put(job)
 
     def stop(self) -> None:
+        """Ends the thread after the call that runs."""
         self._jobs.put(None)
 
     def join(self, timeout_s: float) -> bool:

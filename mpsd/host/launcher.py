@@ -21,6 +21,7 @@ _CLONE_NEWNS, _MS_BIND, _MS_REC, _MS_SLAVE = 0x20000, 0x1000, 0x4000, 0x80000
 
 
 def main(arguments: list[str]) -> int:
+    """Enters cgroups and mount namespace as told, and becomes the program."""
     environment: dict[str, str] = {}
     directory = os.getcwd()
     words = iter(arguments)

@@ -41,6 +41,7 @@ class GpuLimits:
         self._busy = False
 
     def ask(self, job: Job) -> None:
+        """Runs a job in the GPU's lane after those that wait, unless its time is over by then."""
         now_s = time.monotonic()
         self._waiting = (*(waiting for waiting in self._waiting if waiting.deadline_s > now_s), job)
         self._next()

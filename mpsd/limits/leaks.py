@@ -30,6 +30,7 @@ class Leak(NamedTuple):
 
     @property
     def lost_bytes(self) -> int:
+        """What is protected for nobody."""
         return self.reserved_bytes - self.explained_bytes
 
 

@@ -71,6 +71,7 @@ class MpsdClient:
         self._path, self._timeout_s = path, timeout_s
 
     def snapshot(self) -> Snapshot:
+        """The node as mpsd sees it now. Raises GpufracError."""
         return call(self._path, "snapshot", None, Snapshot, self._timeout_s)
 
     def watch(self, instance: str, generation: int, timeout_s: float) -> Snapshot:

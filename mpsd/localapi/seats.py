@@ -63,4 +63,5 @@ class Seats(Generic[K]):
             seat.since_s, seat.asking = now_s, False
 
     def leave(self, key: K) -> None:
+        """A connection has ended."""
         self._seats.pop(key, None)

@@ -28,12 +28,16 @@ T = TypeVar("T")
 
 
 class Request(msgspec.Struct, frozen=True):
+    """One line from a client."""
+
     v: int
     method: str
     params: dict[str, Any] = {}
 
 
 class Failure(msgspec.Struct, frozen=True):
+    """Why a request has no result."""
+
     code: str
     message: str
 

@@ -57,6 +57,7 @@ class Node:
 
     @property
     def stopping(self) -> bool:
+        """Whether mpsd is on its way out."""
         return End.STOPPING in self.ends
 
     @property
@@ -111,6 +112,7 @@ class Node:
         return any(self.bound(uuid) is not None for uuid in daemon.spec.gpus) or self.has_clients(daemon)
 
     def has_clients(self, daemon: DaemonKeeper) -> bool:
+        """Whether anybody uses the daemon's GPUs through it, as far as is known."""
         return any(
             client.mps or client.allocation_key is not None
             for gpu in self.members(daemon)

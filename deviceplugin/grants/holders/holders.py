@@ -38,6 +38,7 @@ class Holders:
         return self.shares.pods(allocation.key)
 
     def pods_by_key(self) -> Pods:
+        """UIDs of the pods that were seen to hold each live allocation."""
         return {allocation.key: tuple(self.pods(allocation)) for allocation in self._accounts}
 
     def vacated(self) -> set[str]:
