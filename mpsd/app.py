@@ -11,6 +11,7 @@ from mpsd.common import processes, threads
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.log import complain, configure, get_logger
 from mpsd.common.processlock import ProcessLock
+from mpsd.common.reason import Reason
 from mpsd.common.stopsignal import StopSignal
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
@@ -25,6 +26,7 @@ from mpsd.gpu.prober import Prober
 from mpsd.host import checks, reexec, survival
 from mpsd.host.place import HostPlace
 from mpsd.limits.api import LimitsApi
+from mpsd.localapi.reasons import ConfigCode, WarningCode
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import CleanedUp, Places
 from mpsd.localapi.wire import MAX_BLOCK_S
@@ -117,7 +119,7 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     watcher = ConfigWatcher(
         config_path,
         lambda new: supervisor.config_changed(simulated.with_emulator(new)),
-        supervisor.config_refused,
+        lambda error: supervisor.config_refused(Reason(ConfigCode.REFUSED, error)),
         current=config,
     )
     server.start()  # first: where the socket can't be had, nothing was touched
@@ -133,7 +135,7 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     parts.callback(watcher.close)
 
 
-def _place(config: NodeConfig) -> tuple[_Place, tuple[str, ...]]:
+def _place(config: NodeConfig) -> tuple[_Place, tuple[Reason, ...]]:
     """Where daemons are started, and what of this host falls short of what they need. A simulated node asks nothing of
     its host."""
     if config.backend == "simulated":
@@ -150,9 +152,9 @@ def _place(config: NodeConfig) -> tuple[_Place, tuple[str, ...]]:
         or checks.environment_objection("mpsd", "whose a process on a GPU is can't be told"),
         checks.closed_objection(config.mps.run_root, found.host_root),
     )
-    warnings = tuple(filter(None, lacks))
+    warnings = tuple(Reason(WarningCode.HOST_FALLS_SHORT, lack) for lack in lacks if lack)
     for warning in warnings:
-        log.warning("this host falls short", reason=warning)
+        log.warning("this host falls short", reason=warning.message)
     return HostPlace(found, shared_memory=config.mps.shared_memory), warnings
 
 

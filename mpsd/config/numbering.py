@@ -76,12 +76,13 @@ def moved(infos: Iterable[GpuInfo]) -> list[str]:
     ]
 
 
-def warnings(config: NodeConfig, numbering: Numbering, infos: Sequence[GpuInfo]) -> list[str]:
-    """What an operator must know of the names in the config, of numbered GPUs that are all there are."""
-    found = []
+def warnings(config: NodeConfig, numbering: Numbering, infos: Sequence[GpuInfo]) -> tuple[list[str], list[str]]:
+    """What an operator must know of the names in the config, of numbered GPUs that are all there are: that indices mean
+    others than the driver's, and which names mean no GPU of the node."""
+    anew, missing = [], []
     named = named_indices(config)
     if named and (changes := moved(i for i in infos if {i.index, i.config_index} & named)):
-        found.append(
+        anew.append(
             "the driver numbers GPUs anew, and the config's indices mean the GPUs of before: name them by UUID, or run "
             f"`{CONFIRM}`: {'; '.join(changes)}"
         )
@@ -92,11 +93,11 @@ def warnings(config: NodeConfig, numbering: Numbering, infos: Sequence[GpuInfo])
     by_index = {index: uuid for uuid, index in numbering.items()}
     for ref, where_named in places.items():
         uuid = by_index.get(ref) if isinstance(ref, int) else None
-        found.append(
+        missing.append(
             f"the config names GPU {ref}{f' ({uuid})' if uuid else ''}, which is not on this node: "
             f"{', '.join(where_named)}"
         )
-    return found
+    return anew, missing
 
 
 def _of(where: str, selection: GpuSelection) -> Iterator[tuple[str, GpuRef]]:

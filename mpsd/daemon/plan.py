@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from mpsd.common.quantity import format_bytes
+from mpsd.common.reason import Reason
 from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.config.model import NodeConfig, UnitMemory
 from mpsd.config.numbering import CONFIRM, is_excluded, is_stranger
 from mpsd.daemon.namespaces import MAX_NAME, SERVER, Namespace, share_name, units_name
 from mpsd.daemon.paths import DaemonDirs, base_environment, daemon_dirs
 from mpsd.gpu.model import GpuInfo, Mode
+from mpsd.localapi.reasons import SharingCode
 from mpsd.localapi.snapshot import DesiredAllocation
 from mpsd.shares.capability import client_limit, several_users
 from mpsd.shares.groups import Group, groups
@@ -45,11 +47,11 @@ class DaemonSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """One group. `not_shared` says why its GPUs take nothing new, empty when they do; the spec stands in any case."""
+    """One group. `not_shared` says why its GPUs take nothing new, None when they do; the spec stands in any case."""
 
     group: Group
     spec: DaemonSpec
-    not_shared: str = ""
+    not_shared: Reason | None = None
 
 
 def plan(
@@ -157,35 +159,39 @@ def _namespaces(
     return tuple(wanted[name] for name in sorted(wanted))
 
 
-def _not_shared(config: NodeConfig, group: Group, members: Sequence[GpuInfo], spec: DaemonSpec) -> str:
+def _not_shared(config: NodeConfig, group: Group, members: Sequence[GpuInfo], spec: DaemonSpec) -> Reason | None:
     if group.objection:
-        return f"group {group.name}: {group.objection}"
+        return Reason(SharingCode.GROUP_NOT_AS_CONFIGURED, f"group {group.name}: {group.objection}")
     for info in members:
         if reason := _gpu_not_shared(config, info):
-            return f"GPU {info.index} of group {group.name}: {reason}" if group.declared else reason
+            where = f"GPU {info.index} of group {group.name}: " if group.declared else ""
+            return Reason(reason.code, f"{where}{reason}")
     longest = len(f"{spec.dirs.pipe}/{SERVER}/{'x' * MAX_NAME}/control")
     if spec.protocol == 3 and longest > MAX_SOCKET_PATH_BYTES:
-        return (
+        return Reason(
+            SharingCode.SOCKET_PATH_TOO_LONG,
             f"the paths of its MPS sockets would have {longest} bytes, and {MAX_SOCKET_PATH_BYTES} is the most a "
-            "socket can have: set a shorter mps.runRoot"
+            "socket can have: set a shorter mps.runRoot",
         )
-    return ""
+    return None
 
 
-def _gpu_not_shared(config: NodeConfig, info: GpuInfo) -> str:
+def _gpu_not_shared(config: NodeConfig, info: GpuInfo) -> Reason | None:
     if info.mig_enabled:
-        return "MIG is enabled on it"
+        return Reason(SharingCode.MIG, "MIG is enabled on it")
     if is_stranger(config, info):
-        return (
+        return Reason(
+            SharingCode.NEW_NUMBER,
             f"it is new, and the config means another GPU by its index {info.index}: name GPUs by UUID there, or "
-            f"confirm the new numbers: {CONFIRM}"
+            f"confirm the new numbers: {CONFIRM}",
         )
     if is_excluded(config, info):
-        return "it is excluded by the config"
+        return Reason(SharingCode.EXCLUDED, "it is excluded by the config")
     if usable_bytes(info, config.memory_reserve_bytes) == 0:
-        return (
+        return Reason(
+            SharingCode.NO_MEMORY,
             f"nothing of its {format_bytes(info.memory_total_bytes)} is left after "
             f"{format_bytes(info.memory_reserved_bytes)} reserved by the driver and "
-            f"{format_bytes(config.memory_reserve_bytes)} by the config"
+            f"{format_bytes(config.memory_reserve_bytes)} by the config",
         )
-    return ""
+    return None

@@ -7,7 +7,9 @@ nothing about the GPU once it has returned, so UNRESPONSIVE ends with it.
 
 from dataclasses import dataclass, replace
 
+from mpsd.common.reason import Reason, joined
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuProcess, GpuState
+from mpsd.gpu.reasons import GpuCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,18 @@ class Reading:
 class Track:
     """One GPU. `reading` is the last good one, None until then; `trouble` is LOST, SICK or None.
 
-    `silent` is the reason why it does not answer at this time, empty when it does. Times are monotonic seconds.
+    `reason` is that of the trouble, and `asked` what the driver asked for meanwhile, which the reason says, too.
+    `silent` is why it does not answer at this time, None when it does. Times are monotonic seconds.
     """
 
     reading: Reading | None = None
     trouble: GpuHealth | None = None
-    reason: str = ""
+    reason: Reason | None = None
+    asked: tuple[str, ...] = ()
     good_probes: int = 0
     failed_probes: int = 0
     last_xid_s: float | None = None
-    silent: str = ""
+    silent: Reason | None = None
 
     @property
     def state(self) -> GpuState | None:
@@ -53,7 +57,7 @@ class Track:
         if self.reading is None:
             return None
         health, reason = self.trouble or GpuHealth.OK, self.reason
-        if self.silent and health is not GpuHealth.LOST:
+        if self.silent is not None and health is not GpuHealth.LOST:
             health, reason = GpuHealth.UNRESPONSIVE, self.silent
         return GpuState(
             info=self.reading.info,
@@ -68,7 +72,7 @@ class Track:
 
 def answered(track: Track, reading: Reading, now_s: float, policy: Policy) -> Track:
     """A good probe. It is published at once, also of a GPU that is still in trouble."""
-    track = replace(track, reading=reading, good_probes=track.good_probes + 1, failed_probes=0, silent="")
+    track = replace(track, reading=reading, good_probes=track.good_probes + 1, failed_probes=0, silent=None)
     if reading.recovery:
         return _asking(track, reading.recovery)
     quiet = track.last_xid_s is None or now_s - track.last_xid_s >= policy.quiet_s
@@ -79,36 +83,37 @@ def answered(track: Track, reading: Reading, now_s: float, policy: Policy) -> Tr
 
 def _asking(track: Track, recovery: str) -> Track:
     """It answers, and the driver asks for something: nothing new should start on it before that was done."""
-    known = track.reason if track.trouble is not None else ""
-    reason = known if recovery in known else "; ".join(filter(None, (known, recovery)))
-    return replace(track, trouble=GpuHealth.SICK, reason=reason, good_probes=0)
+    known, asked = (track.reason, track.asked) if track.trouble is not None else (None, ())
+    if recovery not in asked:
+        known, asked = joined([known, Reason(GpuCode.RECOVERY_ASKED, recovery)]), (*asked, recovery)
+    return replace(track, trouble=GpuHealth.SICK, reason=known, asked=asked, good_probes=0)
 
 
-def failed(track: Track, text: str, policy: Policy) -> Track:
+def failed(track: Track, reason: Reason, policy: Policy) -> Track:
     """A probe that failed for another reason than loss. One alone may be a hiccup and changes nothing visible."""
-    track = replace(track, good_probes=0, failed_probes=track.failed_probes + 1, silent="")
+    track = replace(track, good_probes=0, failed_probes=track.failed_probes + 1, silent=None)
     if track.trouble is None and track.failed_probes >= policy.failing_probes:
-        return replace(track, trouble=GpuHealth.SICK, reason=text)
+        return replace(track, trouble=GpuHealth.SICK, reason=reason, asked=())
     return track
 
 
-def lost(track: Track, text: str) -> Track:
+def lost(track: Track, reason: Reason) -> Track:
     """The GPU is gone. The first reason stays: later ones only say again that it is missing."""
-    reason = track.reason if track.trouble is GpuHealth.LOST else text
-    return replace(track, trouble=GpuHealth.LOST, reason=reason, good_probes=0, failed_probes=0, silent="")
+    track = replace(track, good_probes=0, failed_probes=0, silent=None)
+    return track if track.trouble is GpuHealth.LOST else replace(track, trouble=GpuHealth.LOST, reason=reason, asked=())
 
 
-def xid_seen(track: Track, text: str, now_s: float) -> Track:
+def xid_seen(track: Track, reason: Reason, now_s: float) -> Track:
     """A critical XID. On a lost GPU it changes no more than the time of quiet."""
     track = replace(track, good_probes=0, last_xid_s=now_s)
     if track.trouble is GpuHealth.LOST:
         return track
-    return replace(track, trouble=GpuHealth.SICK, reason=text)
+    return replace(track, trouble=GpuHealth.SICK, reason=reason, asked=())
 
 
-def silenced(track: Track, text: str) -> Track:
+def silenced(track: Track, reason: Reason) -> Track:
     """A call hangs, or the driver as a whole does not answer."""
-    return replace(track, good_probes=0, silent=text)
+    return replace(track, good_probes=0, silent=reason)
 
 
 def hang_text(call: str, hung_s: float, deadline_s: float) -> str:

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from mpsd.common.ranges import Bytes, Count, Name
+from mpsd.common.reason import Reason
 
 MIB = 1024 * 1024
 
@@ -63,7 +64,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuState(msgspec.Struct, frozen=True, kw_only=True):
-    """One probe of one GPU: its facts, its health with a reason (empty when OK), compute mode and processes.
+    """One probe of one GPU: its facts, its health with a reason (None when OK), compute mode and processes.
 
     `processes_told`: whether the driver lists processes; where it does not, none in the list proves nothing.
     `read_s` is when the driver was asked for all this (monotonic), None when not known. It is no news by itself.
@@ -71,7 +72,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
 
     info: GpuInfo
     health: GpuHealth = GpuHealth.OK
-    reason: str = ""
+    reason: Reason | None = None
     compute_mode: ComputeMode = ComputeMode.UNKNOWN
     processes: tuple[GpuProcess, ...] = ()
     processes_told: bool = True
@@ -84,5 +85,5 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     driver_version: str | None = None
     gpus: tuple[GpuState, ...] = ()
-    reason: str = ""
+    reason: Reason | None = None
     never_seen: int = 0

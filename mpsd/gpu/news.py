@@ -3,6 +3,7 @@
 import msgspec
 
 from mpsd.common.log import get_logger
+from mpsd.common.reason import message_of
 from mpsd.gpu.model import GpuHealth, Inventory
 
 log = get_logger("gpu")
@@ -16,14 +17,14 @@ def news(inventory: Inventory) -> Inventory:
 
 def log_changes(old: Inventory | None, new: Inventory) -> None:
     """Says what became worse or better."""
-    if new.reason and (old is None or old.reason != new.reason):
-        log.warning("GPUs incomplete", reason=new.reason)
+    if new.reason is not None and (old is None or old.reason != new.reason):
+        log.warning("GPUs incomplete", reason=new.reason.message)
     before = {s.info.uuid: (s.health, s.reason) for s in old.gpus} if old else {}
     for state in new.gpus:
         uuid = state.info.uuid
-        if before.get(uuid, (GpuHealth.OK, "")) == (state.health, state.reason):
+        if before.get(uuid, (GpuHealth.OK, None)) == (state.health, state.reason):
             continue
         if state.health is GpuHealth.OK:
             log.info("GPU recovered", gpu=uuid)
         else:
-            log.warning("GPU in trouble", gpu=uuid, health=state.health, reason=state.reason)
+            log.warning("GPU in trouble", gpu=uuid, health=state.health, reason=message_of(state.reason))

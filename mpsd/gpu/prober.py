@@ -15,6 +15,7 @@ from typing import Any, Final
 from mpsd.common.errors import GpufracError, TransientError
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import Backoff
+from mpsd.common.reason import Reason, joined
 from mpsd.common.threads import GuardedThread, Mishaps
 from mpsd.gpu import health, recovery, xid
 from mpsd.gpu.backend import GpuBackend, GpuError, GpuLostError, GpuNotSupportedError, XidEvent
@@ -22,6 +23,7 @@ from mpsd.gpu.calls import Worker, XidWatch
 from mpsd.gpu.health import Policy, Reading, Track
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, Inventory
 from mpsd.gpu.news import log_changes, news
+from mpsd.gpu.reasons import NOT_LISTED, NOT_PROBED, GpuCode, InventoryCode
 
 log = get_logger("gpu")
 
@@ -31,7 +33,7 @@ DEADLINE_S: Final = 5.0
 BACKOFF_S: Final = (1.0, 30.0)
 """First and longest pause between attempts to open the driver. It is opened afresh, too, while a GPU is missing:
 NVML finds GPUs when it is initialised (NVML API reference, nvmlInit_v2)."""
-_VANISHED: Final = "the driver no longer lists this GPU"
+_NO_GPU: Final = Reason(InventoryCode.NO_GPU, "cannot find a GPU: the driver lists none")
 _VANISHED_LISTINGS: Final = 2
 """So many lists in a row without a GPU, and no answer of it since the first, make it lost."""
 _JOIN_S: Final = 2.0
@@ -96,11 +98,11 @@ class Prober:
         # What follows belongs to the loop thread.
         self._driver_version: str | None = None
         self._listed: tuple[str, ...] = ()
-        self._reason = ""
+        self._reason: Reason | None = None
         self._unnamed = 0
         self._unlisted: dict[str, int] = {}  # lists in a row without this GPU, since it last answered
         self._tracks: dict[str, Track] = {}
-        self._errors: dict[str, str] = {}  # of GPUs that never gave a reading
+        self._errors: dict[str, Reason] = {}  # of GPUs that never gave a reading
         self._workers: dict[str, Worker] = {}
         self._lister: Worker | None = None
         self._backoff = Backoff(*BACKOFF_S)
@@ -112,7 +114,7 @@ class Prober:
     @property
     def inventory(self) -> Inventory:
         """The last published one; empty with a reason before the first."""
-        return self._published or Inventory(reason="GPUs are not probed yet")
+        return self._published or Inventory(reason=NOT_PROBED)
 
     def start(self) -> None:
         self._loop.start()
@@ -218,7 +220,8 @@ class Prober:
             lister.submit(lambda: self._call_list(lister, afresh=afresh, may_open=may_open), now_s)
             self._pump(now_s + self._deadline_s, until=lambda: not lister.busy())
         if lister.busy():
-            self._reason = "cannot list the GPUs: " + self._hang_text(lister)
+            text = f"cannot list the GPUs: {self._hang_text(lister)}"
+            self._reason = Reason(InventoryCode.DRIVER_HANGS, text)
 
     def _may_open(self) -> bool:
         """A driver must not be closed under a running call."""
@@ -255,7 +258,7 @@ class Prober:
 
     def _take_list(self, outcome: _Listing | GpufracError) -> None:
         if isinstance(outcome, GpufracError):
-            self._reason = str(outcome)
+            self._reason = Reason(InventoryCode.DRIVER_FAILED, str(outcome))
             self._on_error(outcome)
             if not self._opened.is_set() or self._may_open():
                 self._opened.clear()  # else the other GPUs may still answer
@@ -263,7 +266,7 @@ class Prober:
             return
         self._driver_version, self._listed = outcome.driver_version, outcome.uuids
         self._unnamed = outcome.unnamed
-        self._reason = "" if self._listed else "cannot find a GPU: the driver lists none"
+        self._reason = None if self._listed else _NO_GPU
         for uuid in self._listed:
             self._tracks.setdefault(uuid, Track())
         for uuid in [u for u in self._tracks if u not in self._listed]:
@@ -289,7 +292,7 @@ class Prober:
             try:
                 worker = self._workers[uuid] = Worker(f"gpu-{uuid[-8:]}", self._done)
             except TransientError as error:  # no more threads: the others are probed all the same
-                self._errors[uuid] = str(error)
+                self._errors[uuid] = Reason(GpuCode.PROBE_FAILED, str(error))
                 return None
         if worker.busy():
             return None
@@ -319,14 +322,14 @@ class Prober:
         track, now_s = self._tracks.get(uuid, Track()), self._clock()
         self._errors.pop(uuid, None)
         if isinstance(outcome, GpuLostError):
-            track = health.lost(track, str(outcome))
+            track = health.lost(track, Reason(GpuCode.LOST, str(outcome)))
         elif isinstance(outcome, GpufracError):
-            track = health.failed(track, str(outcome), self._policy)
+            track = health.failed(track, Reason(GpuCode.PROBE_FAILED, str(outcome)), self._policy)
         else:
             self._unlisted.pop(uuid, None)  # a reading outranks the list
             track = health.answered(track, outcome, now_s, self._policy)
         if track.reading is None:
-            self._errors[uuid] = str(outcome)
+            self._errors[uuid] = Reason(GpuCode.PROBE_FAILED, str(outcome))
         self._tracks[uuid] = track
 
     def _take_xid(self, uuid: str, number: int) -> None:
@@ -338,7 +341,8 @@ class Prober:
         if track is None or row.verdict is xid.Verdict.IGNORE:
             return
         action = f"; NVIDIA's advice: {row.action}" if row.action else ""
-        self._tracks[uuid] = health.xid_seen(track, f"{row.text} was reported{action}", self._clock())
+        reason = Reason(GpuCode.XID, f"{row.text} was reported{action}")
+        self._tracks[uuid] = health.xid_seen(track, reason, self._clock())
         if self._published is not None:  # the first one waits for all GPUs
             self._publish()
         self._kicked = True  # it may be lost by now
@@ -352,13 +356,13 @@ class Prober:
         for uuid, track in self._tracks.items():
             worker = self._workers.get(uuid)
             if self._unlisted.get(uuid, 0) >= _VANISHED_LISTINGS:
-                self._tracks[uuid] = health.lost(track, _VANISHED)
+                self._tracks[uuid] = health.lost(track, NOT_LISTED)
             elif worker is not None and worker.busy():
-                text = self._hang_text(worker)
-                self._tracks[uuid] = health.silenced(track, text)
+                hangs = Reason(GpuCode.HANGS, self._hang_text(worker))
+                self._tracks[uuid] = health.silenced(track, hangs)
                 if track.reading is None:
-                    self._errors[uuid] = text
-            elif not self._opened.is_set() and self._reason:
+                    self._errors[uuid] = hangs
+            elif not self._opened.is_set() and self._reason is not None:
                 self._tracks[uuid] = health.silenced(track, self._reason)
 
     # Publishing
@@ -366,14 +370,14 @@ class Prober:
     def _publish(self) -> None:
         states = [s for t in self._tracks.values() if (s := t.state) is not None]
         unread = [
-            f"GPU {uuid}: {self._errors.get(uuid, 'it is not probed yet')}"
+            Reason(InventoryCode.GPU_UNREAD, f"GPU {uuid}: {self._errors.get(uuid, 'it is not probed yet')}")
             for uuid, track in sorted(self._tracks.items())
             if track.reading is None
         ]
         inventory = Inventory(
             driver_version=self._driver_version,
             gpus=tuple(sorted(states, key=lambda s: (s.info.index, s.info.uuid))),
-            reason="; ".join(filter(None, [self._reason, *unread])),
+            reason=joined([self._reason, *unread]),
             # Those that were read once are lost by name.
             never_seen=max(0, self._unnamed - len(self._unlisted)),
         )

@@ -1,6 +1,8 @@
 """Codes of what is wrong with GPUs. They go out in mpsd's snapshot."""
 
-from mpsd.common.reason import Code
+from typing import Final
+
+from mpsd.common.reason import Code, Reason
 
 
 class GpuCode(Code):
@@ -68,3 +70,7 @@ class InventoryCode(Code):
         "A GPU is listed, and could not be read since mpsd started.",
         "Read the message; look for NVRM and Xid in the kernel's log.",
     )
+
+
+NOT_PROBED: Final = Reason(InventoryCode.NOT_PROBED, "GPUs are not probed yet")
+NOT_LISTED: Final = Reason(GpuCode.NOT_LISTED, "the driver no longer lists this GPU")

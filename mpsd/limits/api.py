@@ -10,9 +10,11 @@ from typing import Protocol
 from mpsd.common.errors import ConfigError, GpufracError, TransientError
 from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.gpu.backend import GpuBackend, GpuNotSupportedError, MemoryLimits, NoLimitError
 from mpsd.limits.cgroups import objection
 from mpsd.limits.model import same_limit
+from mpsd.localapi.reasons import LimitReadingCode
 from mpsd.localapi.snapshot import LimitQuery, LimitReading, Snapshot
 
 log = get_logger("mpsd")
@@ -27,7 +29,7 @@ class Job:
     not be set by surprise. `refuse` is told why they are not made."""
 
     run: Callable[[GpuBackend], None]
-    refuse: Callable[[str], None]
+    refuse: Callable[[Reason], None]
     deadline_s: float
 
 
@@ -58,7 +60,7 @@ class GpuLimits:
                 job.run(self._backend)
         except Exception as error:
             log.exception("a call for memory limits failed in an unforeseen way")
-            job.refuse(str(error))
+            job.refuse(Reason(LimitReadingCode.NOT_ASKED, str(error)))
         finally:
             self._post(self._on_done)
 
@@ -96,7 +98,7 @@ class LimitsApi:
         by_gpu: dict[str, list[int]] = {}
         for index, query in enumerate(queries):
             if why := objection(snapshot.cgroup_root, query.cgroup):
-                readings[index] = _untold(query, why)
+                readings[index] = _untold(query, Reason(LimitReadingCode.BAD_CGROUP, why))
             else:
                 by_gpu.setdefault(query.gpu, []).append(index)
         answers: queue.SimpleQueue[tuple[int, LimitReading]] = queue.SimpleQueue()
@@ -109,7 +111,7 @@ class LimitsApi:
                 if time.monotonic() < deadline_s:
                     answers.put((index, _read(backend, queries[index], in_driver=in_driver)))
 
-        def refuse(indices: list[int], why: str) -> None:
+        def refuse(indices: list[int], why: Reason) -> None:
             for index in indices:
                 answers.put((index, _untold(queries[index], why)))
 
@@ -123,7 +125,7 @@ class LimitsApi:
             readings[index] = reading
         if any(reading.soft_bytes for reading in readings.values()):
             self._loop.soft_limit_seen()
-        late = f"the driver has not answered in {timeout_s:g} s"
+        late = Reason(LimitReadingCode.NO_ANSWER, f"the driver has not answered in {timeout_s:g} s")
         return [readings.get(index) or _untold(query, late) for index, query in enumerate(queries)]
 
     def set(self, query: LimitQuery, soft_bytes: int, hard_bytes: int | None, timeout_s: float) -> LimitReading:
@@ -151,7 +153,7 @@ class LimitsApi:
             except GpufracError as error:
                 answer.put(error)
 
-        def refuse(why: str) -> None:
+        def refuse(why: Reason) -> None:
             answer.put(TransientError(f"{what}: {why}"))
 
         self._loop.ask_limits(query.gpu, Job(run, refuse, time.monotonic() + timeout_s))
@@ -179,12 +181,17 @@ def _read(backend: GpuBackend, query: LimitQuery, *, in_driver: bool) -> LimitRe
     except GpuNotSupportedError as error:
         # Without dmem the driver answers this where no limit is near, too; what it offers was probed.
         if not in_driver or error.code != 3:
-            return LimitReading(error=str(error))
+            return _refused(error)
         limits = MemoryLimits(0, None)
     except GpufracError as error:
-        return LimitReading(error=str(error))
+        return _refused(error)
     return LimitReading(soft_bytes=limits.soft_bytes, hard_bytes=limits.hard_bytes, used_bytes=limits.used_bytes)
 
 
-def _untold(query: LimitQuery, why: str) -> LimitReading:
-    return LimitReading(error=f"cannot read the memory limits of {query.cgroup} on GPU {query.gpu}: {why}")
+def _refused(error: GpufracError) -> LimitReading:
+    return LimitReading(error=str(error), error_code=LimitReadingCode.REFUSED)
+
+
+def _untold(query: LimitQuery, why: Reason) -> LimitReading:
+    text = f"cannot read the memory limits of {query.cgroup} on GPU {query.gpu}: {why}"
+    return LimitReading(error=text, error_code=why.code)

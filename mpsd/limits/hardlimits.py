@@ -9,12 +9,14 @@ from mpsd.common.errors import GpufracError
 from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.common.quantity import format_bytes
+from mpsd.common.reason import Reason
 from mpsd.config.model import LeakPolicy
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import GpuHealth, GpuInfo, GpuState
 from mpsd.limits import cgroups, leaks
 from mpsd.limits.leaks import Leak
 from mpsd.limits.probe import Probed, probe
+from mpsd.localapi.reasons import WarningCode
 from mpsd.localapi.snapshot import HardLimits
 
 log = get_logger("mpsd")
@@ -39,7 +41,7 @@ class HardLimitsKeeper:
         self._backend, self._post, self._again_s = backend, post, again_s
         self.lane = Lane("hard-limits")
         self.found = HardLimits()
-        self.warnings: tuple[str, ...] = ()
+        self.warnings: tuple[Reason, ...] = ()
         self._asked: _Asked | None = None
         self._infos: tuple[GpuInfo, ...] = ()
         self._policy = LeakPolicy.REPORT
@@ -108,7 +110,7 @@ class HardLimitsKeeper:
         now_s = time.monotonic()
         self._probe_s = now_s + self._again_s
         self._look_s = None if self._look_s is None else now_s + self._again_s
-        self._warn((f"cannot look after hard memory limits: {error}",))
+        self._warn((Reason(WarningCode.LIMITS_NOT_LOOKED_AFTER, f"cannot look after hard memory limits: {error}"),))
 
     # --- what the node proves ------------------------------------------------------------------------------------
 
@@ -149,8 +151,11 @@ class HardLimitsKeeper:
                 found = tuple(leak for tree in trees for leak in leaks.find(tree))
                 standing = leaks.standing(standing, found)
         except GpufracError as error:
-            return partial(self._on_looked, before, (str(error),), again=True)
-        warnings = tuple(_text(leak, gpus, errors.get(leak, "")) for leak in standing)
+            reason = Reason(WarningCode.LIMITS_NOT_LOOKED_AFTER, str(error))
+            return partial(self._on_looked, before, (reason,), again=True)
+        warnings = tuple(
+            Reason(WarningCode.GUARANTEE_LEAKED, _text(leak, gpus, errors.get(leak, ""))) for leak in standing
+        )
         return partial(self._on_looked, found, warnings, again=any(leaks.reserves(tree) for tree in trees))
 
     def _give_back(self, leak: Leak, uuid: str | None) -> str:
@@ -164,15 +169,15 @@ class HardLimitsKeeper:
         log.info("gave leaked guarantee back", gpu=uuid, cgroup=leak.cgroup, bytes=leak.lost_bytes)
         return ""
 
-    def _on_looked(self, found: tuple[Leak, ...], warnings: tuple[str, ...], *, again: bool) -> None:
+    def _on_looked(self, found: tuple[Leak, ...], warnings: tuple[Reason, ...], *, again: bool) -> None:
         self._leaks = found
         self._look_s = time.monotonic() + self._again_s if again else None
         self._warn(warnings)
 
-    def _warn(self, warnings: tuple[str, ...]) -> None:
+    def _warn(self, warnings: tuple[Reason, ...]) -> None:
         for warning in warnings:
             if warning not in self.warnings:
-                log.warning("hard memory limits fall short", reason=warning)
+                log.warning("hard memory limits fall short", reason=warning.message)
         self.warnings = warnings
 
 

@@ -1,9 +1,12 @@
 """Facts about driver, kernel and cgroups -> whether this node can hold containers to memory limits (pure)."""
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from mpsd.common.reason import Reason
+from mpsd.localapi.reasons import HardLimitCode
 from mpsd.localapi.snapshot import HardLimits
 
 MIN_DRIVER = 615
@@ -77,42 +80,57 @@ def judge(facts: Facts) -> HardLimits:
     """
     missing = []
     if not is_new_enough(facts.driver_version):
-        missing.append(f"driver {facts.driver_version} has no memory limits: install {MIN_DRIVER} or newer")
+        text = f"driver {facts.driver_version} has no memory limits: install {MIN_DRIVER} or newer"
+        missing.append(Reason(HardLimitCode.DRIVER_TOO_OLD, text))
     if facts.hierarchy is not Hierarchy.UNIFIED:
         missing.append(_of_hierarchy(facts))
     if not is_fit(facts.driver_version, facts.hierarchy):
-        return HardLimits(missing=tuple(missing))
+        return _limits("", missing)
     in_kernel = facts.dmem and all(answer.verdict is not Verdict.IN_DRIVER for answer in facts.answers)
     if facts.gap and in_kernel:
         missing.append(_of_gap(facts))
     if reason := _of_calls(facts.answers):
         missing.append(reason)
-    return HardLimits(backend="dmem" if in_kernel else "misc", missing=tuple(missing))
+    return _limits("dmem" if in_kernel else "misc", missing)
 
 
-def _of_hierarchy(facts: Facts) -> str:
+def _limits(backend: str, missing: Sequence[Reason]) -> HardLimits:
+    return HardLimits(
+        backend=backend,
+        missing=tuple(reason.message for reason in missing),
+        missing_codes=tuple(reason.code for reason in missing),
+    )
+
+
+def _of_hierarchy(facts: Facts) -> Reason:
     unified = "boot with systemd.unified_cgroup_hierarchy=1"
     if facts.hierarchy is Hierarchy.HYBRID:
-        return f"cgroup v2 is not at {facts.root} but beside v1, without its controllers: {unified}"
+        text = f"cgroup v2 is not at {facts.root} but beside v1, without its controllers: {unified}"
+        return Reason(HardLimitCode.NO_CGROUP_V2, text)
     if facts.hierarchy is Hierarchy.PART:
-        return (
-            f"{facts.root} is not the top of the cgroup hierarchy: mount the host's /sys/fs/cgroup there in mpsd's pod"
+        return Reason(
+            HardLimitCode.NOT_THE_TOP,
+            f"{facts.root} is not the top of the cgroup hierarchy: mount the host's /sys/fs/cgroup there in mpsd's pod",
         )
-    return f"{facts.root} is no cgroup v2: {unified}, and mount the host's /sys/fs/cgroup there in mpsd's pod"
+    text = f"{facts.root} is no cgroup v2: {unified}, and mount the host's /sys/fs/cgroup there in mpsd's pod"
+    return Reason(HardLimitCode.NO_CGROUP_V2, text)
 
 
-def _of_gap(facts: Facts) -> str:
+def _of_gap(facts: Facts) -> Reason:
     gap = f"the kernel's dmem controller does not reach the cgroups below {facts.gap}"
     if facts.gap_error:
-        return f"{gap}, and mpsd can't switch it on: {facts.gap_error}: run mpsd as root, with {facts.root} writable"
-    return f"{gap}: set enforcement.enableDmem: true or enable it yourself: +dmem in each cgroup.subtree_control"
+        todo = f"run mpsd as root, with {facts.root} writable"
+        return Reason(HardLimitCode.DMEM_NOT_ENABLED, f"{gap}, and mpsd can't switch it on: {facts.gap_error}: {todo}")
+    todo = "set enforcement.enableDmem: true or enable it yourself: +dmem in each cgroup.subtree_control"
+    return Reason(HardLimitCode.DMEM_GAP, f"{gap}: {todo}")
 
 
-def _of_calls(answers: tuple[Answer, ...]) -> str:
+def _of_calls(answers: tuple[Answer, ...]) -> Reason | None:
     for answer in answers:
         if answer.verdict is Verdict.REFUSED:
-            return f"the driver's calls for memory limits are not to be had: {answer.text}"
+            text = f"the driver's calls for memory limits are not to be had: {answer.text}"
+            return Reason(HardLimitCode.REFUSED, text)
     if all(answer.verdict is Verdict.SILENT for answer in answers):
         why = answers[0].text if answers else "there is none without MIG that is well"
-        return f"no GPU can be asked for memory limits: {why}"
-    return ""
+        return Reason(HardLimitCode.NO_GPU_TO_ASK, f"no GPU can be asked for memory limits: {why}")
+    return None

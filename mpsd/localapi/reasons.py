@@ -176,6 +176,11 @@ class SharingCode(Code):
         "The paths of its MPS sockets would be longer than a socket's path may be.",
         "Set a shorter mps.runRoot.",
     )
+    GROUP_NOT_AS_CONFIGURED = (
+        "GroupNotAsConfigured",
+        "The GPUs can't be grouped as the config has it: one is missing, or allocations hold them as they were.",
+        "Wait for these allocations to end, or correct gpus.groups in the config.",
+    )
     DISSOLVED = ("GroupDissolved", "The config no longer has its group, and its daemon is ending.", "Wait.")
     CLEANED_UP = ("CleanedUp", "Everything was cleaned up on request.", "Restart mpsd to share the GPU again.")
     EARLIER_GROUPING = (
@@ -286,8 +291,49 @@ class TerminationCode(Code):
     )
 
 
+class ConfigCode(Code):
+    """Why a changed config file is not in force."""
+
+    REFUSED = (
+        "ConfigRefused",
+        "The new file has errors, and the config from before stays in force.",
+        "Correct what the message names: gpufrac config check FILE.",
+    )
+
+
 class WarningCode(Code):
-    """What is short of perfect on a node, as far as the supervisor sees it."""
+    """What is short of perfect on a node, as far as mpsd sees it."""
+
+    HOST_FALLS_SHORT = (
+        "HostFallsShort",
+        "mpsd lacks a right or a thing of the host, so that something it should do does not work.",
+        "Give it what the message names.",
+    )
+    STATE_NOT_SAVED = (
+        "StateNotSaved",
+        "What mpsd must remember over its own restart can't be written.",
+        "Free space under the state directory, or mount it writable.",
+    )
+    INDICES_MOVED = (
+        "IndicesMoved",
+        "The driver numbers GPUs anew, and the config's indices mean the GPUs of before.",
+        "Name GPUs by UUID in the config, or confirm the new numbers.",
+    )
+    GPU_NOT_HERE = (
+        "ConfigNamesMissingGpu",
+        "The config names a GPU that is not on this node.",
+        "Correct the config, or look why the GPU is missing.",
+    )
+    LIMITS_NOT_LOOKED_AFTER = (
+        "LimitsNotLookedAfter",
+        "Hard limits and leaked guarantees could not be looked after.",
+        "Read the message. It is tried again.",
+    )
+    GUARANTEE_LEAKED = (
+        "GuaranteeLeaked",
+        "Memory stays guaranteed to a container that is gone.",
+        "Set enforcement.leaks: repair, or do what the message says.",
+    )
 
     GPU_NEVER_READ = (
         "GpuNeverRead",

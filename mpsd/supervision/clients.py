@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from mpsd.common import processes
+from mpsd.common.reason import Reason
 from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import MpsClients
@@ -12,6 +13,7 @@ from mpsd.daemon.host import DaemonHost
 from mpsd.daemon.plan import DAEMON_MARKER, DaemonSpec
 from mpsd.gpu.backend import GpuBackend, GpuLostError, GpuNotSupportedError
 from mpsd.gpu.model import GpuProcess
+from mpsd.localapi.reasons import ClientsCode
 from mpsd.localapi.snapshot import GpuClient
 
 
@@ -35,11 +37,11 @@ class Census:
 @dataclass(frozen=True, slots=True)
 class Counted:
     """The answer. `servers` is None when the daemon was not asked. `unknown` says why there may be MPS clients beside
-    these, empty when there are none."""
+    these, None when there are none."""
 
     clients: tuple[GpuClient, ...]
     servers: tuple[ProcessIdentity, ...] | None
-    unknown: str = ""
+    unknown: Reason | None = None
 
 
 def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counted:
@@ -51,11 +53,13 @@ def take_census(census: Census, backend: GpuBackend, host: DaemonHost) -> Counte
     told, listed = _ask_driver(census.uuid, backend) if census.processes is None else (True, census.processes)
     mps = host.clients(census.spec) if census.ask_daemon else MpsClients()
     mps_pids = frozenset(mps.clients) if census.ask_daemon else census.mps_pids
-    unknown = ""
+    unknown = None
     if 0 in mps_pids:
-        unknown = "its MPS daemon knows clients by PID 0 only: run mpsd in the host's PID namespace"
+        text = "its MPS daemon knows clients by PID 0 only: run mpsd in the host's PID namespace"
+        unknown = Reason(ClientsCode.NO_HOST_PIDS, text)
     elif not told and not census.ask_daemon:
-        unknown = "the driver does not list processes, and the MPS daemon can't be asked"
+        text = "the driver does not list processes, and the MPS daemon can't be asked"
+        unknown = Reason(ClientsCode.NOT_LISTED, text)
     used_bytes = {process.pid: process.used_bytes for process in listed}
     own = {*mps.servers, census.identity.pid if census.identity else 0}
     clients = []

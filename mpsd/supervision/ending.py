@@ -144,7 +144,7 @@ class Ending:
         """What is not as it was found, for people. `unseen`: compute modes of GPUs that the driver does not show."""
         for gpu in self._node.gpus.values():
             if not gpu.mode.idle:
-                yield f"GPU {gpu.uuid}: {gpu.mode.trouble}"
+                yield f"GPU {gpu.uuid}: {message_of(gpu.mode.trouble)}"
         for daemon in self._node.daemons.values():
             if not daemon.is_absent:
                 yield f"the MPS daemon of {daemon.name} is {daemon.state}: {message_of(daemon.life.reason)}"

@@ -8,10 +8,12 @@ import msgspec
 from mpsd.common.errors import TransientError
 from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.daemon.host import DaemonHost
 from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, GpuState, Inventory
+from mpsd.gpu.reasons import NOT_LISTED, GpuCode
 from mpsd.limits.api import GpuLimits
 from mpsd.localapi.snapshot import DaemonState
 from mpsd.supervision.computemode import Hold, hold_for
@@ -69,9 +71,7 @@ class Gpus:
                 gpu.state = msgspec.structs.replace(seen, compute_mode=compute_mode)
         for uuid, gpu in node.gpus.items():
             if uuid not in listed:
-                gpu.state = msgspec.structs.replace(
-                    gpu.state, health=GpuHealth.LOST, reason="the driver no longer lists this GPU", processes=()
-                )
+                gpu.state = msgspec.structs.replace(gpu.state, health=GpuHealth.LOST, reason=NOT_LISTED, processes=())
         self.number()
 
     def number(self) -> None:
@@ -140,7 +140,8 @@ class Gpus:
             if foreign := [client.pid for client in gpu.usage.clients if client.allocation_key is None]:
                 assert target is not None
                 pids = ", ".join(map(str, foreign[:5]))
-                gpu.mode.refuse(f"cannot bind it to {target.mode}: foreign processes use it (pid {pids})")
+                text = f"cannot bind it to {target.mode}: foreign processes use it (pid {pids})"
+                gpu.mode.refuse(Reason(GpuCode.FOREIGN_PROCESSES, text))
                 return
         gpu.mode.reconcile(target)
 

@@ -7,9 +7,12 @@ from functools import partial
 from mpsd.common.errors import GpufracError
 from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import ComputeMode, GpuState
+from mpsd.gpu.reasons import GpuCode
+from mpsd.localapi.reasons import WarningCode
 from mpsd.supervision.computemode import Hold, fits, hold_mode
 
 log = get_logger("mpsd")
@@ -45,7 +48,7 @@ class ModeKeeper:
         self._held_s = self._contest_s = 0.0
         self._contests, self._contest = 0, ""
         self.applied: Hold | None = None
-        self.trouble = ""
+        self.trouble: Reason | None = None
 
     @property
     def idle(self) -> bool:
@@ -60,11 +63,11 @@ class ModeKeeper:
     @property
     def given_up(self) -> bool:
         """Whether the last try failed and none is under way."""
-        return bool(self.trouble) and not self._busy
+        return self.trouble is not None and not self._busy
 
     def try_again(self) -> None:
         """Forgets the pause after a failure."""
-        self._retry_s, self.trouble = 0.0, ""
+        self._retry_s, self.trouble = 0.0, None
 
     def observe(self, state: GpuState, before: ComputeMode) -> ComputeMode:
         """A probe's reading: the compute mode to believe. One begun before our last change may be older than it."""
@@ -82,21 +85,22 @@ class ModeKeeper:
         self._contest = f"{seen}, and it needs {self.applied.compute_mode}"
         log.warning("somebody else changed the compute mode", gpu=self._uuid, compute_mode=seen.value)
 
-    def contested(self, index: int) -> str:
-        """That somebody else sets the GPU's compute mode, for a while after it was seen; empty for nobody."""
+    def contested(self, index: int) -> Reason | None:
+        """That somebody else sets the GPU's compute mode, for a while after it was seen; None for nobody."""
         if not self._contests or time.monotonic() - self._contest_s > CONTEST_S:
-            return ""
+            return None
         times = f"{self._contests} times" if self._contests > 1 else "once"
-        return (
+        return Reason(
+            WarningCode.COMPUTE_MODE_CONTESTED,
             f"GPU {index}: somebody else set its compute mode while it was bound ({times}; the last time to "
-            f"{self._contest}), and it is set back: find what runs nvidia-smi -c or another MPS agent on this node"
+            f"{self._contest}), and it is set back: find what runs nvidia-smi -c or another MPS agent on this node",
         )
 
     def needs_check(self, target: Hold | None) -> bool:
         """Whether an idle GPU is about to be bound: then somebody else may be on it."""
         return target is not None and self._settled is None
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: Reason) -> None:
         """The GPU can't be bound now."""
         self._note(reason)
 
@@ -105,7 +109,7 @@ class ModeKeeper:
         if self._busy:
             return
         if self._settled == target:
-            self.trouble = ""
+            self.trouble = None
             return
         if time.monotonic() < self._retry_s:
             return
@@ -120,11 +124,11 @@ class ModeKeeper:
         except Exception as error:
             if not isinstance(error, GpufracError):
                 log.exception("setting the compute mode failed in an unforeseen way", gpu=self._uuid)
-            self._post(partial(self._on_failed, str(error)))
+            self._post(partial(self._on_failed, Reason(GpuCode.COMPUTE_MODE_NOT_SET, str(error))))
         else:
             self._post(partial(self._on_held, target, compute_mode, time.monotonic()))
 
-    def _on_failed(self, reason: str) -> None:
+    def _on_failed(self, reason: Reason) -> None:
         self._busy = False
         self._note(reason)
         self._settled, self.applied = ..., None
@@ -132,14 +136,14 @@ class ModeKeeper:
 
     def _on_held(self, target: Hold | None, compute_mode: ComputeMode, held_s: float) -> None:
         self._busy = False
-        self._note("")
+        self._note(None)
         self._settled = self.applied = target
         self._held_s = held_s
         bound = f"bound to {target.mode}" if target is not None else "idle"
         log.info(f"GPU {bound}", gpu=self._uuid, compute_mode=compute_mode.value)
         self._on_set(compute_mode)
 
-    def _note(self, text: str) -> None:
-        if text and text != self.trouble:
-            log.error("GPU not bound", gpu=self._uuid, reason=text)
-        self.trouble = text
+    def _note(self, trouble: Reason | None) -> None:
+        if trouble is not None and trouble != self.trouble:
+            log.error("GPU not bound", gpu=self._uuid, reason=trouble.message)
+        self.trouble = trouble

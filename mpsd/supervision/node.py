@@ -4,8 +4,10 @@ of it. No effects."""
 from dataclasses import dataclass
 
 from mpsd.common.lanes import Lane
+from mpsd.common.reason import Reason
 from mpsd.config.model import NodeConfig
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuState, Inventory, Mode
+from mpsd.gpu.reasons import NOT_PROBED
 from mpsd.limits.api import GpuLimits
 from mpsd.localapi.snapshot import Desired
 from mpsd.supervision.daemon import DaemonKeeper
@@ -37,12 +39,14 @@ class Node:
     def __init__(self, config: NodeConfig, desired: Desired) -> None:
         self.config = config
         """The one in force."""
-        self.config_error = self.config_restart_needed = ""
-        """Why a new file is not in force, and which of its keys wait for a restart; empty where that is not so."""
+        self.config_error: Reason | None = None
+        """Why a new file is not in force."""
+        self.config_restart_needed = ""
+        """Which keys of a new file wait for a restart, by comma."""
         self.desired = desired
         self.inherited = {uuid for a in desired.allocations for uuid in a.gpus}
         """GPUs that were bound before we came: who is on them is no stranger until they were bound by us, too."""
-        self.inventory = Inventory(reason="GPUs are not probed yet")
+        self.inventory = Inventory(reason=NOT_PROBED)
         self.gpus: dict[str, Gpu] = {}
         """All that were seen since start, by UUID."""
         self.first_modes: dict[str, ComputeMode] = {}

@@ -16,6 +16,7 @@ from functools import partial
 from mpsd.common.errors import GpufracError, TransientError
 from mpsd.common.lanes import Lane
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.config.model import NodeConfig
 from mpsd.config.reload import Process, merge
 from mpsd.daemon.controller import NotAClientError
@@ -28,6 +29,7 @@ from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import Inventory
 from mpsd.limits.api import Job
 from mpsd.limits.hardlimits import HardLimitsKeeper
+from mpsd.localapi.reasons import ClientsCode, LimitReadingCode
 from mpsd.localapi.snapshot import DaemonState, Desired, GpuClients, Snapshot
 from mpsd.supervision.daemons import Daemons
 from mpsd.supervision.ending import Cleanup, Ending
@@ -42,6 +44,7 @@ from mpsd.supervision.servers import DaemonLogs
 from mpsd.supervision.usage import Count, Question, Reply, untold
 from mpsd.supervision.view import View
 
+GPU_NOT_KNOWN = "mpsd does not know this GPU (yet)"
 log = get_logger("mpsd")
 
 STARVED_S = 0.5
@@ -69,7 +72,7 @@ class Supervisor:
         kick: Callable[[], None] = lambda: None,
         policy: Policy | None = None,
         rng: Jitter = random.random,
-        warnings: tuple[str, ...] = (),
+        warnings: tuple[Reason, ...] = (),
     ) -> None:
         self._host, self._state = host, state
         self._loop = Loop(self._turn, self._pause_s, lambda: self._ending.finished)
@@ -117,7 +120,7 @@ class Supervisor:
         """A new config: what of it waits for a restart (config/reload.py) stays as it was."""
         self._post(partial(self._on_config, config))
 
-    def config_refused(self, error: str) -> None:
+    def config_refused(self, error: Reason) -> None:
         """The config file is bad; the old one stays in force."""
         self._post(partial(self._on_config_refused, error))
 
@@ -144,7 +147,7 @@ class Supervisor:
             try:
                 found[uuid] = reply.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
-                found[uuid] = untold(uuid, f"no answer in {round(timeout_s, 1):g} s")
+                found[uuid] = untold(uuid, Reason(ClientsCode.NO_ANSWER, f"no answer in {round(timeout_s, 1):g} s"))
         return found
 
     def ask_limits(self, uuid: str, job: Job) -> None:
@@ -298,15 +301,15 @@ class Supervisor:
     def _on_config(self, config: NodeConfig) -> None:
         node = self._node
         node.config, waiting = merge(Process.MPSD, node.config, config)
-        node.config_error, node.config_restart_needed = "", ", ".join(waiting)
+        node.config_error, node.config_restart_needed = None, ", ".join(waiting)
         if node.config_restart_needed:
             log.warning("config changed in part; the rest takes a restart of mpsd", rest=node.config_restart_needed)
         self._gpus.number()
         self._daemons.replan()
 
-    def _on_config_refused(self, error: str) -> None:
+    def _on_config_refused(self, error: Reason) -> None:
         if error != self._node.config_error:
-            log.error("config file refused; the old config stays in force", error=error)
+            log.error("config file refused; the old config stays in force", error=error.message)
         self._node.config_error = error
 
     def _on_desired(self, desired: Desired) -> None:
@@ -339,14 +342,14 @@ class Supervisor:
     def _on_clients_asked(self, uuid: str, question: Question) -> None:
         gpu = self._node.gpus.get(uuid)
         if gpu is None or uuid not in self._node.owner:
-            question.reply.put(untold(uuid, "mpsd does not know this GPU (yet)"))
+            question.reply.put(untold(uuid, Reason(ClientsCode.GPU_NOT_KNOWN, GPU_NOT_KNOWN)))
         else:
             gpu.usage.ask(question)
 
     def _on_limits_asked(self, uuid: str, job: Job) -> None:
         gpu = self._node.gpus.get(uuid)
         if gpu is None:
-            job.refuse("mpsd does not know this GPU (yet)")
+            job.refuse(Reason(LimitReadingCode.NOT_ASKED, GPU_NOT_KNOWN))
         else:
             gpu.limits.ask(job)
 

@@ -12,15 +12,20 @@ from dataclasses import dataclass
 from mpsd.common import processes
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.daemon import process
 from mpsd.daemon.controller import NotAClientError
 from mpsd.gpu.model import Mode
+from mpsd.localapi.reasons import TerminationCode
 from mpsd.localapi.snapshot import GpuClient, Outcome, Termination
 from mpsd.supervision.supervisor import Supervisor
 
 log = get_logger("mpsd")
 
 KILL_S = 5.0
+
+
+NO_CLIENT = Reason(TerminationCode.NOT_AN_MPS_CLIENT, "it is no MPS client: only killing its process ends it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ class Terminator:
     def _end(self, uuid: str, client: GpuClient, asked: _Asked, *, plain: bool) -> Termination:
         identity = process.identify(client.pid)
         ours = asked.still_means(client.pid)  # of this identity: whoever is ending has no environment any more
-        outcome, error = Outcome.LEFT, ""
+        outcome = Outcome.LEFT
+        error: Reason | None = None
         if not plain:
             try:
                 self._supervisor.terminate_client(uuid, client.pid, max(0.0, asked.deadline_s - time.monotonic()))
@@ -89,24 +95,25 @@ class Terminator:
             except NotAClientError:
                 plain = True
             except GpufracError as refused:
-                error = str(refused)
+                error = Reason(TerminationCode.NOT_CONFIRMED, str(refused))
         if not asked.kill:
-            error = "it is no MPS client: only killing its process ends it" if plain else error
+            error = NO_CLIENT if plain else error
         elif error and not asked.force:
-            error += ": it was not killed, as that could take its neighbours down"
+            error = Reason(error.code, f"{error}: it was not killed, as that could take its neighbours down")
         elif identity is None or not process.is_alive(identity):
-            outcome, error = Outcome.KILLED, ""  # gone by itself once its contexts were
+            outcome, error = Outcome.KILLED, None  # gone by itself once its contexts were
         elif not ours:
-            error = error or "its process is not the allocation's any more"
+            error = error or Reason(TerminationCode.NOT_THE_ALLOCATIONS, "its process is not the allocation's any more")
         elif process.kill_and_wait(lambda: [identity], KILL_S):
-            error = error or "its process can't be killed"
+            error = error or Reason(TerminationCode.CANNOT_BE_KILLED, "its process can't be killed")
         else:
-            outcome, error = Outcome.KILLED, ""
+            outcome, error = Outcome.KILLED, None
         return Termination(
             pid=client.pid,
             gpu=uuid,
             allocation_key=client.allocation_key or "",
             command=client.command,
             outcome=outcome,
-            error=error,
+            error=message_of(error),
+            error_code=code_of(error),
         )

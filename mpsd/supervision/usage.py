@@ -9,11 +9,13 @@ from functools import partial
 from mpsd.common.errors import GpufracError
 from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.host import DaemonHost
 from mpsd.daemon.plan import DaemonSpec
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import GpuProcess
+from mpsd.localapi.reasons import ClientsCode
 from mpsd.localapi.snapshot import GpuClient, GpuClients
 from mpsd.supervision.clients import Census, Counted, take_census, with_usage
 
@@ -142,9 +144,10 @@ class Usage:
         except Exception as error:
             if not isinstance(error, GpufracError):
                 log.exception("counting clients failed in an unforeseen way", gpu=self._uuid)
-            answer = untold(self._uuid, str(error))
+            answer = untold(self._uuid, Reason(ClientsCode.FAILED, str(error)))
         else:
-            answer = untold(self._uuid, result.unknown) if result.unknown else GpuClients(clients=result.clients)
+            unknown = result.unknown
+            answer = GpuClients(clients=result.clients) if unknown is None else untold(self._uuid, unknown)
         self._post(partial(self._on_result, census, asked, result, begun_s))
         for question in asked:
             question.reply.put(answer)
@@ -161,7 +164,7 @@ class Usage:
         if result is not None:
             self.clients = result.clients
         fresh_s = begun_s if census.processes is None else None
-        complete = result is not None and not result.unknown
+        complete = result is not None and result.unknown is None
         self._on_counted(Count(complete, fresh_s, result.servers if result is not None else None))
 
 
@@ -175,6 +178,6 @@ class Count:
     servers: tuple[ProcessIdentity, ...] | None
 
 
-def untold(uuid: str, reason: str) -> GpuClients:
+def untold(uuid: str, reason: Reason) -> GpuClients:
     """The answer of somebody who does not know."""
-    return GpuClients(error=f"cannot list the clients of GPU {uuid}: {reason}")
+    return GpuClients(error=f"cannot list the clients of GPU {uuid}: {reason}", error_code=str(reason.code))

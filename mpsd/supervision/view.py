@@ -2,16 +2,19 @@
 
 import time
 import uuid as uuids
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
+from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.config import numbering
 from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import ComputeMode, Mode
 from mpsd.limits.hardlimits import HardLimitsKeeper
+from mpsd.localapi.reasons import SharingCode, WarningCode
 from mpsd.localapi.snapshot import DesiredAllocation, GpuStatus, Snapshot
 from mpsd.supervision.computemode import fits
+from mpsd.supervision.daemon import DaemonKeeper
 from mpsd.supervision.indices import Indices
 from mpsd.supervision.node import Gpu, Node
 from mpsd.supervision.servers import NO_HOST_PIDS, DaemonLogs
@@ -37,7 +40,7 @@ class View:
         hard_limits: HardLimitsKeeper,
         backend: GpuBackend,
         logs: DaemonLogs,
-        warnings: tuple[str, ...],
+        warnings: tuple[Reason, ...],
     ) -> None:
         self._node, self._state, self._indices, self._hard_limits = node, state, indices, hard_limits
         self._backend, self._logs, self._warnings = backend, logs, warnings
@@ -52,48 +55,58 @@ class View:
             if allocation.mode is Mode.SM_SHARING or allocation.default_socket:
                 allocations.setdefault(allocation.group, []).append(allocation)
         # None before daemons are planned, which takes the MPS protocol.
+        warnings = tuple(self._all_warnings())
         planned = [node.gpus[state.info.uuid] for state in node.known() if state.info.uuid in node.owner]
         return Snapshot(
             instance=self._instance,
             generation=0,
             driver_version=node.inventory.driver_version,
             gpus=tuple(self._status(gpu, allocations) for gpu in planned),
-            reason=node.inventory.reason,
-            config_error=node.config_error,
+            reason=message_of(node.inventory.reason),
+            reason_code=code_of(node.inventory.reason),
+            config_error=message_of(node.config_error),
+            config_error_code=code_of(node.config_error),
             config_restart_needed=node.config_restart_needed,
             backend=node.config.backend,
             started_unix_s=self._started_unix_s,
             hard_limits=self._hard_limits.found,
             cgroup_root=self._backend.cgroup_root,
-            warnings=(
-                *self._warnings,
-                *filter(None, [self._state.problem, never_seen(node.inventory.never_seen)]),
-                *self._misnamed(),
-                *self._nameless(),
-                *self._homeless(),
-                *self._inherited_modes(),
-                *self._unlisted_processes(),
-                *(text for gpu in node.gpus.values() if (text := gpu.mode.contested(gpu.state.info.index))),
-                *self._hard_limits.warnings,
-            ),
+            warnings=tuple(warning.message for warning in warnings),
+            warning_codes=tuple(warning.code for warning in warnings),
         )
+
+    def _all_warnings(self) -> Iterator[Reason]:
+        node = self._node
+        yield from self._warnings
+        if self._state.problem:
+            yield Reason(WarningCode.STATE_NOT_SAVED, self._state.problem)
+        if node.inventory.never_seen:
+            yield never_seen(node.inventory.never_seen)
+        yield from self._misnamed()
+        yield from self._nameless()
+        yield from self._homeless()
+        yield from self._inherited_modes()
+        yield from self._unlisted_processes()
+        for gpu in node.gpus.values():
+            if contested := gpu.mode.contested(gpu.state.info.index):
+                yield contested
+        yield from self._hard_limits.warnings
 
     def _status(self, gpu: Gpu, allocations: Mapping[str, Sequence[DesiredAllocation]]) -> GpuStatus:
         node = self._node
         daemon = node.daemons[node.owner[gpu.uuid]]
-        not_shared = daemon.plan.not_shared if daemon.plan is not None else "its group is being dissolved"
-        if node.cleaned_up and not not_shared:
-            not_shared = "everything was cleaned up on request: restart mpsd to share it again"
-        if not not_shared and not daemon.life.wanted and node.is_blocked(daemon):
-            not_shared = "daemons of an earlier grouping are still on its GPUs"
+        not_shared = self._not_shared(daemon)
+        reason = gpu.state.reason or gpu.mode.trouble
         applied = gpu.mode.applied
         held = applied is not None and applied.compute_mode is not ComputeMode.PROHIBITED
         servers = node.servers.get(daemon.name)
         return GpuStatus(
             info=gpu.state.info,
             health=gpu.state.health,
-            reason=gpu.state.reason or gpu.mode.trouble,
-            not_shared=not_shared,
+            reason=message_of(reason),
+            reason_code=code_of(reason),
+            not_shared=message_of(not_shared),
+            not_shared_code=code_of(not_shared),
             excluded=numbering.is_excluded(node.config, gpu.state.info),
             group=daemon.name,
             mode=applied.mode if applied is not None and held and fits(applied, gpu.state.compute_mode) else None,
@@ -103,52 +116,79 @@ class View:
             evictions=servers.evictions(gpu.uuid) if servers is not None else 0,
         )
 
+    def _not_shared(self, daemon: DaemonKeeper) -> Reason | None:
+        """Why the daemon's GPUs are left alone; None when they are not."""
+        if daemon.plan is None:
+            return Reason(SharingCode.DISSOLVED, "its group is being dissolved")
+        if daemon.plan.not_shared is not None:
+            return daemon.plan.not_shared
+        if self._node.cleaned_up:
+            text = "everything was cleaned up on request: restart mpsd to share it again"
+            return Reason(SharingCode.CLEANED_UP, text)
+        if not daemon.life.wanted and self._node.is_blocked(daemon):
+            return Reason(SharingCode.EARLIER_GROUPING, "daemons of an earlier grouping are still on its GPUs")
+        return None
+
     # --- what is short of perfect --------------------------------------------------------------------------------
 
-    def _misnamed(self) -> Iterable[str]:
+    def _misnamed(self) -> Iterable[Reason]:
         node = self._node
         if node.inventory.reason or not node.gpus:
             return ()  # not all are seen: one that is missing may only be late
         infos = [gpu.state.info for gpu in node.gpus.values()]
-        return numbering.warnings(node.config, self._indices.numbering, infos)
-
-    def _nameless(self) -> Iterable[str]:
-        servers = self._node.servers.items()
-        return (f"MPS daemon of {name}: {NO_HOST_PIDS}" for name, watch in servers if watch.nameless_clients)
-
-    def _homeless(self) -> Iterable[str]:
+        moved, missing = numbering.warnings(node.config, self._indices.numbering, infos)
         return (
-            f"the MPS daemon of {daemon.name} runs (pid {daemon.identity.pid}), and none of its GPUs is on this node: "
-            + (HOLDERS_FIRST if self._node.is_busy(daemon) else "it is being ended")
+            *(Reason(WarningCode.INDICES_MOVED, text) for text in moved),
+            *(Reason(WarningCode.GPU_NOT_HERE, text) for text in missing),
+        )
+
+    def _nameless(self) -> Iterable[Reason]:
+        return (
+            Reason(WarningCode.NO_HOST_PIDS, f"MPS daemon of {name}: {NO_HOST_PIDS}")
+            for name, watch in self._node.servers.items()
+            if watch.nameless_clients
+        )
+
+    def _homeless(self) -> Iterable[Reason]:
+        return (
+            Reason(
+                WarningCode.DAEMON_WITHOUT_GPU,
+                f"the MPS daemon of {daemon.name} runs (pid {daemon.identity.pid}), and none of its GPUs is on this "
+                f"node: {HOLDERS_FIRST if self._node.is_busy(daemon) else 'it is being ended'}",
+            )
             for daemon in self._node.daemons.values()
             if daemon.identity is not None and not self._node.members(daemon)
         )
 
-    def _inherited_modes(self) -> Iterable[str]:
+    def _inherited_modes(self) -> Iterable[Reason]:
         """A compute mode that may be an earlier mpsd's, where nothing tells what was found before it."""
         for uuid, first in self._node.first_modes.items():
             gpu = self._node.gpus[uuid]
             if self._state.saved.compute_modes.get(uuid, gpu.state.compute_mode) is first:
-                yield (
+                yield Reason(
+                    WarningCode.COMPUTE_MODE_INHERITED,
                     f"GPU {gpu.state.info.index}: it was in compute mode {first} when mpsd started, without a record "
                     "of who set it (there was no mpsd.json of use), and is given back so: if that is not wanted: "
-                    f"nvidia-smi -i {uuid} -c DEFAULT while nothing is bound there"
+                    f"nvidia-smi -i {uuid} -c DEFAULT while nothing is bound there",
                 )
 
-    def _unlisted_processes(self) -> Iterable[str]:
+    def _unlisted_processes(self) -> Iterable[Reason]:
         return (
-            f"GPU {gpu.state.info.index}: its driver lists no processes: who uses it besides MPS clients is not known"
+            Reason(
+                WarningCode.PROCESSES_NOT_LISTED,
+                f"GPU {gpu.state.info.index}: its driver lists no processes: who uses it besides MPS clients is not "
+                "known",
+            )
             for gpu in self._node.gpus.values()
             if not gpu.state.processes_told
         )
 
 
-def never_seen(count: int) -> str:
-    """That GPUs are missing which nobody could name since mpsd started; empty where none is (pure)."""
-    if not count:
-        return ""
+def never_seen(count: int) -> Reason:
+    """That GPUs are missing which nobody could name since mpsd started (pure)."""
     what, them = ("a GPU", "it") if count == 1 else (f"{count} GPUs", "them")
-    return (
+    return Reason(
+        WarningCode.GPU_NEVER_READ,
         f"the driver counts {what} more than it can read: lost since before mpsd started; look for NVRM and Xid in the "
-        f"kernel's log, then reset {them} or reboot"
+        f"kernel's log, then reset {them} or reboot",
     )

@@ -61,22 +61,26 @@ def everywhere(ref: GpuRef) -> list[NodeConfig]:
     ]
 
 
+def warned(cfg: NodeConfig, known: dict[str, int], gpus: list[GpuInfo]) -> list[str]:
+    return [text for part in warnings(cfg, known, gpus) for text in part]
+
+
 @pytest.mark.parametrize("ref", [7, D])
 def test_whatever_the_config_names_and_is_not_there_is_named(ref: GpuRef) -> None:
     gpus = [numbered(i, {A: 0, B: 1}) for i in listed(A, B)]
     for cfg in everywhere(ref):
-        (said,) = warnings(cfg, {A: 0, B: 1}, gpus)
+        (said,) = warned(cfg, {A: 0, B: 1}, gpus)
         assert said.startswith(f"the config names GPU {ref}, which is not on this node: ")
         assert named_indices(cfg) == ({7} if ref == 7 else set())
     for cfg in everywhere(B):
-        assert warnings(cfg, {A: 0, B: 1}, gpus) == []
+        assert warned(cfg, {A: 0, B: 1}, gpus) == []
 
 
 def test_a_move_is_told_where_the_config_names_one_of_its_indices() -> None:
     known = {A: 0, B: 1, C: 2}
     gpus = [numbered(i, known) for i in listed(A, C)]
-    assert warnings(config(gpus=GpuSelection(include=(0,))), known, gpus) == []
-    (said, *_) = warnings(config(gpus=GpuSelection(exclude=(2,))), known, gpus)
+    assert warned(config(gpus=GpuSelection(include=(0,))), known, gpus) == []
+    (said, *_) = warned(config(gpus=GpuSelection(exclude=(2,))), known, gpus)
     assert said.endswith(f"run `gpufrac mpsd confirm-indices`: {C} is 1 now and was 2")
 
 

@@ -34,7 +34,7 @@ def planned(
 
 def test_a_shareable_gpu_gets_a_daemon() -> None:
     (group,) = planned(NodeConfig(resources=(resource(),)), gpus())
-    assert (group.not_shared, group.group.name, group.spec.gpus) == ("", UUIDS[0], (UUIDS[0],))
+    assert (group.not_shared, group.group.name, group.spec.gpus) == (None, UUIDS[0], (UUIDS[0],))
     assert group.spec.pinned_limit_bytes == 8 * GIB
     assert group.spec.dirs.pipe == f"/run/gpufrac/mps/{UUIDS[0]}"
     assert group.spec.dirs.log == f"/var/log/gpufrac/mps/{UUIDS[0]}"
@@ -123,15 +123,15 @@ def test_a_resource_of_some_gpus_counts_on_those() -> None:
 )
 def test_a_gpu_left_alone_says_why(config: NodeConfig, facts: dict[str, Any], reason: str) -> None:
     (group,) = planned(config, gpus(**facts))
-    assert group.not_shared.startswith(reason)
+    assert str(group.not_shared).startswith(reason)
 
 
 def test_sockets_whose_paths_are_too_long_are_refused_before_a_start() -> None:
     config = NodeConfig(resources=(), mps=MpsConfig(run_root="/run/" + "r" * 40))
-    assert planned(config, gpus())[0].not_shared == ""
+    assert planned(config, gpus())[0].not_shared is None
     (group,) = planned(config, gpus(), protocol=3)
-    assert "107 is the most" in group.not_shared
-    assert "mps.runRoot" in group.not_shared
+    assert "107 is the most" in str(group.not_shared)
+    assert "mps.runRoot" in str(group.not_shared)
 
 
 def test_no_gpus_no_plans() -> None:

@@ -6,17 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpsd.common.reason import Reason, message_of
 from mpsd.gpu import health
 from mpsd.gpu.health import Policy, Reading, Track
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo
+from mpsd.gpu.reasons import GpuCode
 
 READING = Reading(GpuInfo(uuid="GPU-a", index=0, name="Fake", memory_total_bytes=1), ComputeMode.DEFAULT, ())
 POLICY = Policy(recover_probes=2, failing_probes=2, quiet_s=60.0)
 
 
+def because(message: str) -> Reason:
+    return Reason(GpuCode.PROBE_FAILED, message)
+
+
 def shown(track: Track) -> tuple[GpuHealth, str]:
     assert track.state is not None
-    return track.state.health, track.state.reason
+    return track.state.health, message_of(track.state.reason)
 
 
 def after(track: Track, *steps: str, now_s: float = 0.0) -> Track:
@@ -25,13 +31,13 @@ def after(track: Track, *steps: str, now_s: float = 0.0) -> Track:
             case "good":
                 track = health.answered(track, READING, now_s, POLICY)
             case "fail":
-                track = health.failed(track, "cannot read", POLICY)
+                track = health.failed(track, because("cannot read"), POLICY)
             case "lost":
-                track = health.lost(track, "gone")
+                track = health.lost(track, because("gone"))
             case "hang":
-                track = health.silenced(track, "silent")
+                track = health.silenced(track, because("silent"))
             case "xid":
-                track = health.xid_seen(track, "XID 79", now_s)
+                track = health.xid_seen(track, because("XID 79"), now_s)
     return track
 
 
@@ -81,9 +87,9 @@ def test_sick_by_xid_needs_good_probes_and_quiet() -> None:
 
 
 def test_first_reason_of_a_lost_gpu_stays() -> None:
-    track = health.lost(health.lost(GOOD, "NVML 15"), "no longer listed")
+    track = health.lost(health.lost(GOOD, because("NVML 15")), because("no longer listed"))
     assert shown(track) == (GpuHealth.LOST, "NVML 15")
-    assert shown(health.lost(after(GOOD, "xid"), "no longer listed")) == (GpuHealth.LOST, "no longer listed")
+    assert shown(health.lost(after(GOOD, "xid"), because("no longer listed"))) == (GpuHealth.LOST, "no longer listed")
 
 
 def test_a_recovered_gpu_forgets_everything() -> None:
@@ -93,7 +99,7 @@ def test_a_recovered_gpu_forgets_everything() -> None:
 
 def test_last_known_facts_stay_through_loss() -> None:
     newer = replace(READING, compute_mode=ComputeMode.PROHIBITED)
-    state = health.lost(health.answered(GOOD, newer, 0.0, POLICY), "gone").state
+    state = health.lost(health.answered(GOOD, newer, 0.0, POLICY), because("gone")).state
     assert state is not None
     assert state.compute_mode is ComputeMode.PROHIBITED
     assert state.info == READING.info

@@ -7,6 +7,7 @@ import pytest
 from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, Inventory
 from mpsd.gpu.prober import Prober
+from mpsd.gpu.reasons import NOT_PROBED
 from tests.unit.mpsd.gpu.scripted import Receiver, ScriptedBackend, gpu_uuid, probing, state
 from tests.waiting import WAIT_S
 
@@ -26,7 +27,7 @@ def test_first_inventory_holds_everything() -> None:
         assert rig.seen.all == [inventory]
         assert rig.prober.inventory == inventory
     assert inventory.driver_version == "580.95.05"
-    assert inventory.reason == ""
+    assert inventory.reason is None
     assert [s.info.index for s in inventory.gpus] == [0, 1]
     assert [s.health for s in inventory.gpus] == [OK, OK]
     assert inventory.gpus[0].compute_mode is ComputeMode.EXCLUSIVE_PROCESS
@@ -71,10 +72,10 @@ def test_driver_that_comes_late_is_found_with_backoff() -> None:
     with probing(backend) as rig:
         inventory = rig.seen.await_one(lambda i: True)
         assert (inventory.gpus, inventory.driver_version) == ((), None)
-        assert "driver not loaded" in inventory.reason
+        assert "driver not loaded" in str(inventory.reason)
         del backend.fail["open", ""]
         rig.advance(1.0)
-        assert rig.seen.await_one(whole).reason == ""
+        assert rig.seen.await_one(whole).reason is None
 
 
 def test_who_asks_is_told_why_the_driver_cannot_be_used() -> None:
@@ -91,10 +92,10 @@ def test_driver_that_opens_slowly_is_reported_and_then_used() -> None:
     with probing(backend) as rig:
         backend.await_calls(1, "open")
         rig.advance(10.0)
-        assert "driver call open() has not returned for over 10 s" in rig.seen.await_one(lambda i: True).reason
+        assert "driver call open() has not returned for over 10 s" in str(rig.seen.await_one(lambda i: True).reason)
         gate.set()
         inventory = rig.seen.await_one(whole)
-        assert (inventory.driver_version, inventory.reason) == ("580.95.05", "")
+        assert (inventory.driver_version, inventory.reason) == ("580.95.05", None)
         assert backend.count("open") == 1
 
 
@@ -112,10 +113,10 @@ def test_pauses_between_attempts_grow() -> None:
 def test_no_gpu_is_a_normal_state_and_looks_afresh() -> None:
     backend = ScriptedBackend(0)
     with probing(backend) as rig:
-        assert "lists none" in rig.seen.await_one(lambda i: True).reason
+        assert "lists none" in str(rig.seen.await_one(lambda i: True).reason)
         backend.listed = [gpu_uuid(0)]
         rig.advance(30.0)
-        assert rig.seen.await_health(gpu0=OK).reason == ""
+        assert rig.seen.await_health(gpu0=OK).reason is None
         assert backend.count("open") == 2
 
 
@@ -143,8 +144,8 @@ def test_a_dead_driver_makes_gpus_unresponsive_not_lost() -> None:
         backend.fail["uuids", ""] = GpuError("cannot count the GPUs", 999)
         rig.prober.kick()
         inventory = rig.seen.await_health(gpu0=UNRESPONSIVE, gpu1=UNRESPONSIVE)
-        assert "cannot count the GPUs" in inventory.reason
-        assert "cannot count the GPUs" in state(inventory, 0).reason
+        assert "cannot count the GPUs" in str(inventory.reason)
+        assert "cannot count the GPUs" in str(state(inventory, 0).reason)
         backend.fail.clear()
         rig.advance(30.0)
         rig.seen.await_health(gpu0=OK, gpu1=OK)
@@ -161,7 +162,7 @@ def test_one_hanging_gpu_leaves_the_others_alone(call: str) -> None:
         backend.await_calls(before + 1, call, gpu_uuid(0))
         rig.advance(10.0)
         inventory = rig.seen.await_health(gpu0=UNRESPONSIVE, gpu1=OK)
-        assert state(inventory, 0).reason == f"driver call {call}() has not returned for over 10 s"
+        assert str(state(inventory, 0).reason) == f"driver call {call}() has not returned for over 10 s"
         assert state(inventory, 0).info.memory_total_bytes == 80 << 30
 
         backend.running[gpu_uuid(1)] = (GpuProcess(pid=5),)
@@ -170,11 +171,11 @@ def test_one_hanging_gpu_leaves_the_others_alone(call: str) -> None:
         assert state(inventory, 0).health is UNRESPONSIVE
 
         rig.advance(10.0)
-        rig.seen.await_one(lambda i: "over 20 s" in state(i, 0).reason)
+        rig.seen.await_one(lambda i: "over 20 s" in str(state(i, 0).reason))
         assert backend.count(call, gpu_uuid(0)) == before + 1
 
         gate.set()
-        assert state(rig.seen.await_health(gpu0=OK, gpu1=OK), 0).reason == ""
+        assert state(rig.seen.await_health(gpu0=OK, gpu1=OK), 0).reason is None
 
 
 def test_gpu_that_hangs_from_the_start_is_named() -> None:
@@ -185,10 +186,10 @@ def test_gpu_that_hangs_from_the_start_is_named() -> None:
         backend.await_calls(1, "processes", gpu_uuid(1))
         rig.advance(10.0)
         inventory = rig.seen.await_one(lambda i: len(i.gpus) == 1)
-        assert gpu_uuid(0) in inventory.reason
-        assert "info()" in inventory.reason
+        assert gpu_uuid(0) in str(inventory.reason)
+        assert "info()" in str(inventory.reason)
         backend.gates["info", gpu_uuid(0)].set()
-        assert rig.seen.await_one(whole).reason == ""
+        assert rig.seen.await_one(whole).reason is None
 
 
 def test_a_hanging_list_call_leaves_known_gpus_probed() -> None:
@@ -202,10 +203,10 @@ def test_a_hanging_list_call_leaves_known_gpus_probed() -> None:
         backend.running[gpu_uuid(1)] = (GpuProcess(pid=5),)
         rig.advance(10.0)
         inventory = rig.seen.await_one(lambda i: bool(state(i, 1).processes))
-        assert "uuids() has not returned for over 10 s" in inventory.reason
+        assert "uuids() has not returned for over 10 s" in str(inventory.reason)
         assert [s.health for s in inventory.gpus] == [OK, OK]
         gate.set()
-        rig.seen.await_one(lambda i: i.reason == "")
+        rig.seen.await_one(lambda i: i.reason is None)
 
 
 def test_a_lost_and_a_hanging_gpu_at_once_do_not_make_it_spin() -> None:
@@ -242,7 +243,7 @@ def test_driver_is_not_closed_under_a_hanging_call() -> None:
         rig.rounds(3)
         assert backend.count("close") == 0
         assert state(rig.prober.inventory, 1).health is OK
-        assert "cannot count" in rig.prober.inventory.reason
+        assert "cannot count" in str(rig.prober.inventory.reason)
 
 
 def test_lost_gpu_keeps_its_facts_and_needs_two_good_probes() -> None:
@@ -252,7 +253,7 @@ def test_lost_gpu_keeps_its_facts_and_needs_two_good_probes() -> None:
         backend.fail["info", gpu_uuid(1)] = GpuLostError("cannot read GPU 1: GPU is lost (NVML 15)", 15)
         rig.prober.kick()
         inventory = rig.seen.await_health(gpu0=OK, gpu1=LOST)
-        assert "NVML 15" in state(inventory, 1).reason
+        assert "NVML 15" in str(state(inventory, 1).reason)
         assert state(inventory, 1).info.name == "Fake"
         rig.rounds(3)
         published = len(rig.seen.all)
@@ -270,7 +271,7 @@ def test_vanished_gpu_is_lost_and_looked_for_afresh_with_backoff() -> None:
         backend.fail["info", gpu_uuid(1)] = GpuError("cannot call: Unknown Error (NVML 999)", 999)
         rig.rounds(2)
         inventory = rig.seen.await_health(gpu0=OK, gpu1=LOST)
-        assert "no longer lists" in state(inventory, 1).reason
+        assert "no longer lists" in str(state(inventory, 1).reason)
         rig.rounds(5)
         assert backend.count("open") <= 2  # kicks do not shorten the pauses
         backend.listed = [gpu_uuid(0), gpu_uuid(1)]
@@ -322,11 +323,11 @@ def test_a_listed_gpu_that_was_never_read_is_named_from_the_first_inventory_on()
     backend.fail["info", gpu_uuid(1)] = GpuError("cannot call: Unknown Error (NVML 999)", 999)
     with probing(backend) as rig:
         rig.seen.await_health(gpu0=OK)
-        assert gpu_uuid(1) in rig.seen.all[0].reason
+        assert gpu_uuid(1) in str(rig.seen.all[0].reason)
         backend.fail.clear()
         rig.rounds(1)
         rig.seen.await_one(whole)
-        assert rig.seen.all[-1].reason == ""
+        assert rig.seen.all[-1].reason is None
 
 
 def test_one_failed_probe_changes_nothing_two_make_it_sick() -> None:
@@ -339,7 +340,7 @@ def test_one_failed_probe_changes_nothing_two_make_it_sick() -> None:
         backend.await_calls(before + 1, "processes", gpu_uuid(0))
         assert len(rig.seen.all) == 1
         rig.rounds(1)
-        assert "NVML 999" in state(rig.seen.await_health(gpu0=SICK, gpu1=OK), 0).reason
+        assert "NVML 999" in str(state(rig.seen.await_health(gpu0=SICK, gpu1=OK), 0).reason)
         backend.fail.clear()
         rig.rounds(2)
         rig.seen.await_health(gpu0=OK)
@@ -351,7 +352,7 @@ def test_an_unforeseen_exception_is_a_failed_probe() -> None:
         rig.seen.await_health(gpu0=OK)
         backend.fail["info", gpu_uuid(0)] = ValueError("surprise")
         rig.rounds(2)
-        assert "surprise" in state(rig.seen.await_health(gpu0=SICK), 0).reason
+        assert "surprise" in str(state(rig.seen.await_health(gpu0=SICK), 0).reason)
 
 
 def test_critical_xid_makes_sick_until_quiet() -> None:
@@ -360,7 +361,7 @@ def test_critical_xid_makes_sick_until_quiet() -> None:
         rig.seen.await_one(whole)
         backend.xids.put(XidEvent(gpu_uuid(1), 79))
         inventory = rig.seen.await_health(gpu0=OK, gpu1=SICK)
-        assert state(inventory, 1).reason.startswith("XID 79 (GPU has fallen off the bus)")
+        assert str(state(inventory, 1).reason).startswith("XID 79 (GPU has fallen off the bus)")
         rig.rounds(4)
         assert state(rig.prober.inventory, 1).health is SICK
         rig.advance(60.0)
@@ -375,7 +376,7 @@ def test_xid_154_has_the_recovery_action_read_and_what_the_driver_asks_for_is_sa
         backend.actions[gpu_uuid(1)] = 2
         backend.xids.put(XidEvent(gpu_uuid(1), 154))
         inventory = rig.seen.await_health(gpu0=OK, gpu1=SICK)
-        assert state(inventory, 1).reason == "the driver asks for a reboot of the node"
+        assert str(state(inventory, 1).reason) == "the driver asks for a reboot of the node"
         rig.rounds(4)
         assert state(rig.prober.inventory, 1).health is SICK
         backend.actions.clear()
@@ -453,7 +454,7 @@ def test_close_does_not_wait_for_a_hanging_call_and_then_leaves_the_driver_open(
     backend.await_calls(1, "info", gpu_uuid(0))
     prober.close()
     assert backend.count("close") == 0
-    assert prober.inventory == Inventory(reason="GPUs are not probed yet")  # an unfinished round is no news
+    assert prober.inventory == Inventory(reason=NOT_PROBED)  # an unfinished round is no news
     gate.set()
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from mpsd.common.errors import ConfigError, GpufracError, ProtocolError, TransientError
+from mpsd.common.reason import Reason
 from mpsd.daemon.exits import ExitWatcher
 from mpsd.gpu.backend import GpuLostError, GpuNotSupportedError, MemoryLimits, NoLimitError
 from mpsd.limits.api import MAX_QUERIES, LimitsApi
+from mpsd.localapi.reasons import ConfigCode
 from mpsd.localapi.snapshot import CleanedUp, HardLimits, LimitQuery, LimitReading
 from mpsd.supervision.methods import methods
 from mpsd.supervision.terminate import Terminator
@@ -81,7 +83,9 @@ def test_limits_are_read_in_the_order_asked(node: Node) -> None:
 def test_no_limit_is_told_from_no_answer(node: Node, error: GpufracError, backend: str, told: bool) -> None:
     node.bench.until(lambda snapshot: snapshot.hard_limits != HardLimits())  # the first probe is over
     node.bench.supervisor._hard_limits.found = HardLimits(backend=backend, missing=())
-    node.bench.supervisor.config_refused("a mark")  # wakes the loop, and gives no reason to probe again
+    node.bench.supervisor.config_refused(
+        Reason(ConfigCode.REFUSED, "a mark")
+    )  # wakes the loop, and gives no reason to probe again
     node.bench.until(lambda snapshot: snapshot.hard_limits.backend == backend)
     node.backend.fail["memory_limits"] = error
     (found,) = node.read()

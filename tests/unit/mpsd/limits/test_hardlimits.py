@@ -156,7 +156,7 @@ def test_a_leak_is_reported_once_it_was_seen_twice(rig: Rig) -> None:
     rig.next()
     where = rig.kernel.path(POD)
     said = f"2Gi on GPU {GPU} stays reserved on cgroup {where} for containers that are gone: "
-    assert rig.keeper.warnings[0].startswith(f"{said}set enforcement.leaks: repair")
+    assert str(rig.keeper.warnings[0]).startswith(f"{said}set enforcement.leaks: repair")
     rig.kernel.set_memory_limits(GPU, where, 0, None)
     rig.next()
     assert (rig.keeper.warnings, rig.keeper.deadline_s) == ((), None)
@@ -178,7 +178,7 @@ def test_a_leak_that_cannot_be_given_back_says_why(rig: Rig) -> None:
     rig.observe(repair=True)
     rig.drain()
     rig.next()
-    assert rig.keeper.warnings[0].endswith("cannot be given back: cannot set: Insufficient Permissions")
+    assert str(rig.keeper.warnings[0]).endswith("cannot be given back: cannot set: Insufficient Permissions")
     rig.kernel.fail.clear()
     rig.next()
     assert rig.keeper.warnings == ()
@@ -210,7 +210,8 @@ def test_a_driver_that_keeps_limits_in_itself_leaks_nothing(short_tmp: Path) -> 
 def test_what_nobody_foresaw_is_told_and_tried_again(rig: Rig) -> None:
     rig.kernel.fail["memory_limits"] = ZeroDivisionError("bug")  # type: ignore[assignment]
     rig.probed()
-    assert rig.keeper.warnings == ("cannot look after hard memory limits: bug",)
+    (said,) = rig.keeper.warnings
+    assert said.message == "cannot look after hard memory limits: bug"
     rig.kernel.fail.clear()
     rig.next()
     assert rig.keeper.found.missing == ()

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from mpsd.common.errors import TransientError
+from mpsd.common.reason import Reason
 from mpsd.config.model import GpuSelection, MpsConfig, NodeConfig
 from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuError
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuProcess, GpuState, Inventory, Mode
+from mpsd.gpu.reasons import GpuCode, InventoryCode
 from mpsd.localapi.snapshot import DaemonState, Desired, Snapshot
 from tests.desired import allocation, bind
 from tests.unit.mpsd.supervision.bench import CALM, ONE, TWO, Bench, gpu_user, inventory, resource, running, state_of
@@ -67,7 +69,8 @@ def test_an_index_of_the_config_means_the_gpu_of_before_until_it_is_confirmed(sh
         snapshot = bench.until(lambda s: any(gpu.info.uuid == new for gpu in s.gpus))
         (replaced,) = (gpu for gpu in snapshot.gpus if gpu.info.uuid == new)
         assert "the config means another GPU by its index 0" in replaced.not_shared
-        bench.supervisor.inventory_changed(Inventory(driver_version="580.95.05", reason="GPU x: it hangs"))
+        unread = Reason(InventoryCode.GPU_UNREAD, "GPU x: it hangs")
+        bench.supervisor.inventory_changed(Inventory(driver_version="580.95.05", reason=unread))
         bench.until(lambda s: "hangs" in s.reason)
         with pytest.raises(TransientError, match="not all are seen"):
             bench.supervisor.confirm_indices()
@@ -123,7 +126,9 @@ def test_a_reading_from_before_our_change_does_not_end_the_mode(calm: Bench) -> 
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
     calm.supervisor.apply(bind(ONE, Mode.SM_SHARING))
     calm.until_gpu(ONE, lambda g: g.mode is Mode.SM_SHARING)
-    calm.supervisor.inventory_changed(inventory(state_of(ONE, read_s=0.0, reason="old", health=GpuHealth.SICK)))
+    calm.supervisor.inventory_changed(
+        inventory(state_of(ONE, read_s=0.0, reason=Reason(GpuCode.PROBE_FAILED, "old"), health=GpuHealth.SICK))
+    )
     gpu = calm.until_gpu(ONE, lambda g: g.reason == "old")
     assert (gpu.mode, gpu.driver_compute_mode) == (Mode.SM_SHARING, ComputeMode.EXCLUSIVE_PROCESS)
 

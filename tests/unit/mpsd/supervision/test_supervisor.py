@@ -7,9 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from mpsd.common.reason import Reason
 from mpsd.config.model import MpsConfig
 from mpsd.daemon.state import StateFile
 from mpsd.gpu.model import Inventory, Mode
+from mpsd.gpu.reasons import InventoryCode
+from mpsd.localapi.reasons import ConfigCode
 from mpsd.localapi.snapshot import DaemonState
 from tests.desired import bind
 from tests.unit.mpsd.supervision.bench import CALM, ONE, Bench, inventory, running, state_of
@@ -22,7 +25,9 @@ def test_before_the_first_probe_there_is_a_snapshot_with_a_reason(calm: Bench) -
 
 
 def test_no_gpus_is_a_state_with_a_reason(calm: Bench) -> None:
-    calm.supervisor.inventory_changed(Inventory(reason="cannot load libnvidia-ml.so.1"))
+    calm.supervisor.inventory_changed(
+        Inventory(reason=Reason(InventoryCode.DRIVER_FAILED, "cannot load libnvidia-ml.so.1"))
+    )
     calm.until(lambda snapshot: snapshot.reason == "cannot load libnvidia-ml.so.1")
 
 
@@ -59,7 +64,7 @@ def test_what_needs_a_restart_is_said_and_not_taken(calm: Bench) -> None:
     gpu = calm.until_daemon(ONE, DaemonState.READY)
     assert gpu.daemon is not None
     assert gpu.daemon.pipe_directory.startswith(calm.config.mps.run_root)
-    calm.supervisor.config_refused("c.yaml:3: memory: unknown key")
+    calm.supervisor.config_refused(Reason(ConfigCode.REFUSED, "c.yaml:3: memory: unknown key"))
     calm.until(lambda s: s.config_error == "c.yaml:3: memory: unknown key")
     calm.supervisor.config_changed(calm.config)
     calm.until(lambda s: s.config_error == "")
@@ -79,7 +84,7 @@ def test_snapshots_grow_by_one_per_change_and_not_without(calm: Bench) -> None:
     calm.until_daemon(ONE, DaemonState.READY)
     before = calm.supervisor.snapshot
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
-    calm.supervisor.config_refused("bad")
+    calm.supervisor.config_refused(Reason(ConfigCode.REFUSED, "bad"))
     after = calm.until(lambda s: s.config_error == "bad")
     assert after.generation == before.generation + 1
     assert calm.supervisor.watch("other", after.generation, WAIT_S) == after

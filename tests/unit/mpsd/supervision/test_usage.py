@@ -5,11 +5,13 @@ import threading
 from pathlib import Path
 
 from mpsd.common.errors import TransientError
+from mpsd.common.reason import Reason
 from mpsd.config.model import MpsConfig, NodeConfig
 from mpsd.daemon.controller import MpsClients
 from mpsd.daemon.logs.parse import ClientConnected, Evictions
 from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError
 from mpsd.gpu.model import GpuProcess, Mode
+from mpsd.localapi.reasons import ClientsCode, ConfigCode
 from mpsd.localapi.snapshot import DaemonState, GpuClients
 from tests.desired import bind
 from tests.unit.mpsd.supervision.bench import CALM, ONE, TWO, Bench, gpu_user, inventory, resource, running, state_of
@@ -66,7 +68,7 @@ def test_clients_that_cannot_be_told_are_an_error_not_an_empty_list(calm: Bench)
     calm.until_daemon(ONE, DaemonState.READY)
     calm.host.fail["clients"] = TransientError("cannot get an answer")
     error = f"cannot list the clients of GPU {ONE}: cannot get an answer"
-    assert calm.supervisor.clients([ONE]) == {ONE: GpuClients(error=error)}
+    assert calm.supervisor.clients([ONE]) == {ONE: GpuClients(error=error, error_code=ClientsCode.FAILED)}
     calm.host.fail.clear()
     calm.backend.fail["processes"] = GpuError("cannot call")
     assert calm.supervisor.clients([ONE])[ONE].error.endswith(": cannot call")
@@ -141,7 +143,7 @@ def test_a_count_that_failed_does_not_say_that_nobody_is_there(short_tmp: Path, 
         bench.supervisor.inventory_changed(inventory(state_of(ONE, processes=(GpuProcess(pid=pid),))))
         bench.host.await_call("clients", ONE)
         bench.supervisor.apply(bind(ONE))
-        bench.supervisor.config_refused("a mark")
+        bench.supervisor.config_refused(Reason(ConfigCode.REFUSED, "a mark"))
         bench.until(lambda s: s.config_error == "a mark")
         assert bench.backend.set_calls == []
         bench.host.fail.clear()
