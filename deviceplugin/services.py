@@ -35,6 +35,7 @@ from mpsd import simulated
 from mpsd.common import threads
 from mpsd.common.log import get_logger
 from mpsd.common.processes import processes_of_pods
+from mpsd.common.reason import message_of
 from mpsd.common.socketfile import SocketFile
 from mpsd.config.model import NodeConfig
 from mpsd.config.reload import Process, merge
@@ -173,7 +174,7 @@ class Services:
             config_error=self._config_error,
             config_restart_needed=self._restart_needed,
             gpu_devices_reason=self._devices.choice.reason,
-            problems=(*needs.lacks(config), *self._broker.problems, *unwritable),
+            problems=(*needs.lacks(config), *self._broker.problems, *(reason.message for reason in unwritable)),
             state_root=config.state_root,
             runtime=f"{runtime.name} {runtime.version}" if runtime is not None else "",
             annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,
@@ -215,10 +216,10 @@ class Services:
             annotated.config,
             annotated.frontend.report,
             session_error=annotated.session_error,
-            mpsd_error=broker.node.absence,
+            mpsd_error=message_of(broker.node.absence),
             hard=broker.node.hard,
             driver_version=broker.node.driver_version,
-            ledger_error=broker.ledger_error,
+            ledger_error=message_of(broker.ledger_error),
         )
 
     def _on_deleting(self, pod: "PodRef", grace_s: float) -> None:

@@ -7,6 +7,7 @@ from msgspec import structs
 from deviceplugin.plan import ids
 from deviceplugin.plan.model import Allocation, HardAbility, NodeView, allocation_key
 from deviceplugin.plan.view import gpu_view, node_view
+from mpsd.common.reason import Reason
 from mpsd.config.model import GIB, Enforcement, FixedMemory, FractionMemory, Memory, NodeConfig, Resource, UnitMemory
 from mpsd.daemon.plan import namespace_of, plan
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, Mode
@@ -113,7 +114,7 @@ def node(
     held: Mapping[str, tuple[str, ...]] | None = None,
     protocol: int = 2,
     hard: HardAbility = NOT_HARD,
-    **reasons: str,
+    **reasons: Reason,
 ) -> NodeView:
     """A node's view; reasons are every GPU's."""
     views = [gpu_view(status(gpu), cfg, protocol=protocol, **reasons) for gpu in gpus]

@@ -23,6 +23,7 @@ from deviceplugin.reconcile.keeper import Keeper
 from deviceplugin.status.status import PluginStatus, plugin_status
 from mpsd.common.errors import NotReachableError, TransientError
 from mpsd.common.processes import PodProcess
+from mpsd.common.reason import Reason
 from mpsd.config.model import NodeConfig
 from mpsd.gpu.model import GpuInfo
 from mpsd.localapi.snapshot import DaemonStatus, Desired, GpuClient, GpuClients, HardLimits, LimitQuery, LimitReading
@@ -149,7 +150,7 @@ class World:
         self.infos: list[GpuInfo] = [info(index) for index in range(gpus)]
         self.daemon: DaemonStatus | None = None
         """What mpsd reports of its daemons where a test does not say; None: ready."""
-        self.unenforced: dict[str, str] = {}
+        self.unenforced: dict[str, Reason] = {}
         """What status shows as not enforced, beside what was found."""
         self.hard_limits: HardLimits = CANNOT
         self.cgroups = directory / "cgroup"

@@ -17,7 +17,6 @@ from deviceplugin.annotated.trust import distrust
 from deviceplugin.grants.broker import Broker
 from deviceplugin.nri.model import Adjustment, Container, Pod
 from deviceplugin.nri.runtimes import Traits
-from deviceplugin.plan import isolation
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.start import Grant
@@ -78,7 +77,7 @@ class Creator:
         self._check_trust(wanted)
         outcome = self._broker.allocate_container(wanted, by_cdi=runtime.takes_cdi, recheck=self._keeper.recheck)
         if isinstance(outcome, Refusal):
-            raise GpufracError(outcome.text)
+            raise GpufracError(outcome.message)
         if text := shortfall(outcome):
             self._on_shortfall(ref, text)
         allocation, way = self._attached(outcome, runtime)
@@ -103,7 +102,7 @@ class Creator:
     def _of_share(self, ref: ContainerRef, pod: Pod, container: Container, runtime: Traits) -> Adjustment | None:
         """Where the runtime lets a pod override its CDI device, what that says, once more and last."""
         kept_apart = isolation_of(pod, container)
-        if not runtime.pods_win and kept_apart == isolation.SHARED:
+        if not runtime.pods_win and kept_apart is None:
             return None
         share = shares.share_of(self._broker, ref, container, self._keeper.observe)
         if share is None:

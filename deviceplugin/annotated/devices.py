@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from cdi.registry import GPU_KINDS
 from deviceplugin.annotated.contract import DEVICES, Ask
-from deviceplugin.plan.isolation import Isolation
 from deviceplugin.plan.model import ContainerAsk, ContainerRef
 from mpsd.common.errors import GpufracError
 from mpsd.common.quantity import quoted
+from mpsd.common.reason import Reason
 from mpsd.gpu.model import GpuInfo
 
 KINDS = (*GPU_KINDS, "management.nvidia.com/gpu")
@@ -40,7 +40,7 @@ def resolve(entries: Sequence[str], gpus: Sequence[GpuInfo]) -> tuple[str, ...] 
 
 
 def container_ask(
-    ref: ContainerRef, ask: Ask, gpus: Sequence[GpuInfo], *, prefix: str, isolation: Isolation
+    ref: ContainerRef, ask: Ask, gpus: Sequence[GpuInfo], *, prefix: str, isolation: Reason | None
 ) -> ContainerAsk:
     """What a container's annotations ask for on this node.
 

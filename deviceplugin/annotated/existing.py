@@ -19,12 +19,12 @@ from deviceplugin.annotated.trust import distrust
 from deviceplugin.grants.broker import Broker
 from deviceplugin.nri.model import Container, ContainerState, Inventory, Pod
 from deviceplugin.plan import render
-from deviceplugin.plan.isolation import Isolation
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.marker import MARKER
 from mpsd.common.processes import PodProcess
+from mpsd.common.reason import Reason
 from mpsd.config.model import AnnotationsConfig, Enforcement
 from mpsd.gpu.model import MIB
 
@@ -101,7 +101,9 @@ class ExistingContainers:
             self._keeper.observe(FRESH_S)  # whose shares are whose is the kubelet's to say
         return found
 
-    def _judge(self, ref: ContainerRef, ask: Ask, container: Container, kept_apart: Isolation, *, by_cdi: bool) -> None:
+    def _judge(
+        self, ref: ContainerRef, ask: Ask, container: Container, kept_apart: Reason | None, *, by_cdi: bool
+    ) -> None:
         """One of ours is known, or taken in again; another is noted, and what it takes is counted."""
         key = container.variable(MARKER)
         known = self._broker.of_container(ref)
@@ -124,7 +126,7 @@ class ExistingContainers:
         created = container.state is ContainerState.CREATED
         self._absence.note(ref, container, CREATED_ALONE if created else STARTED_ALONE)
 
-    def _wanted(self, ref: ContainerRef, ask: Ask, kept_apart: Isolation) -> ContainerAsk:
+    def _wanted(self, ref: ContainerRef, ask: Ask, kept_apart: Reason | None) -> ContainerAsk:
         """What its annotations ask for. Raises GpufracError, also where its list of GPUs is not believed."""
         infos = [gpu.info for gpu in self._broker.node.gpus]
         wanted = devices.container_ask(ref, ask, infos, prefix=self._config.prefix, isolation=kept_apart)

@@ -24,7 +24,6 @@ from deviceplugin.grants.broker import Broker
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Runtime
 from deviceplugin.nri.runtimes import Traits, starts_wait, traits
-from deviceplugin.plan import isolation
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.processes import PodProcess
@@ -109,7 +108,7 @@ class AnnotatedFrontend:
         """Whether a creation or start needs us at all; pure and at once."""
         prefix = f"{self._config.prefix}{container.name}."
         annotated = any(key.startswith(prefix) for key in pod.annotations)
-        special = self._runtime.pods_win or isolation_of(pod, container) != isolation.SHARED
+        special = self._runtime.pods_win or isolation_of(pod, container) is not None
         return annotated or (special and shares.key_of(container) is not None)
 
     def brief(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:
@@ -121,7 +120,7 @@ class AnnotatedFrontend:
         self._runtime = traits(runtime)
         by_cdi = self._runtime.takes_cdi
         self._broker.set_runtime(starts_wait=starts_wait(runtime), takes_cdi=by_cdi)
-        self._broker.set_cdi_loses("")  # as we deliver the environment ourselves
+        self._broker.set_cdi_loses(None)  # as we deliver the environment ourselves
         self._unguarded = self._find_unguarded(runtime)
         if self._unguarded:
             log.warning("containers that are made while gpufrac is away run without limits", reason=self._unguarded)

@@ -6,6 +6,7 @@ from deviceplugin.annotated.adjust import RESERVED_ENV
 from deviceplugin.nri.model import Container, Inventory, Pod
 from deviceplugin.plan import isolation, render
 from deviceplugin.plan.model import ContainerRef
+from mpsd.common.reason import Reason
 
 MAX_VALUE = 16 << 10
 """Of an annotation or a variable, in characters: the longest that is legal, a list of devices, has fewer."""
@@ -17,8 +18,8 @@ def reference(pod: Pod, container: Container) -> ContainerRef:
     return ContainerRef(namespace=pod.namespace, pod=pod.name, pod_uid=pod.uid, container=container.name)
 
 
-def isolation_of(pod: Pod, container: Container) -> isolation.Isolation:
-    """What keeps a container apart from the host."""
+def isolation_of(pod: Pod, container: Container) -> Reason | None:
+    """What keeps a container apart from the host, None where nothing does."""
     return isolation.of_container(pod.runtime_handler, user_namespace=container.user_namespace)
 
 

@@ -10,11 +10,12 @@ from deviceplugin.grants.nodestate import NodeState
 from deviceplugin.grants.reader import Reader
 from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
-from deviceplugin.plan.isolation import Isolation
+from deviceplugin.plan.isolation import level_left
 from deviceplugin.plan.model import Allocation, ContainerRef
 from mpsd.common.errors import GpufracError
 from mpsd.common.marker import MARKER
 from mpsd.common.quantity import format_bytes
+from mpsd.common.reason import Reason
 from mpsd.config.model import Enforcement
 
 FRESH_S = 0.5
@@ -76,11 +77,11 @@ def objection(node: NodeState, share: Allocation, ask: Ask, *, mode_given: bool)
     return ""
 
 
-def check_isolation(share: Allocation, kept_apart: Isolation) -> None:
+def check_isolation(share: Allocation, kept_apart: Reason | None) -> None:
     """Raises GpufracError where what keeps its container from the host leaves less of its level than it must have."""
-    left = kept_apart.level(share.enforcement)
-    if left.rank < min(share.enforcement.rank, share.minimum.rank):
-        raise GpufracError(f"it needs a {share.minimum} limit, and {kept_apart.message}")
+    left = level_left(kept_apart, share.enforcement)
+    if kept_apart is not None and left.rank < min(share.enforcement.rank, share.minimum.rank):
+        raise GpufracError(f"it needs a {share.minimum} limit, and {kept_apart}")
 
 
 def lower(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) -> Allocation:

@@ -26,9 +26,10 @@ from deviceplugin.grants.nodestate import NodeState
 from deviceplugin.grants.nodeview import CurrentView
 from deviceplugin.grants.reader import Reader
 from deviceplugin.grants.store import AllocationStore
-from deviceplugin.plan.model import Allocation, ContainerAsk, HardAbility, Refusal, RefusalCode
+from deviceplugin.plan.model import Allocation, ContainerAsk, HardAbility, Refusal
 from deviceplugin.plan.preferred import preferred
 from deviceplugin.plan.start import Grant
+from mpsd.common.reason import Reason
 from mpsd.config.model import NodeConfig
 from mpsd.localapi.snapshot import GpuStatus, HardLimits, Snapshot
 
@@ -98,7 +99,7 @@ class Broker(Reader):
                 recheck(release=False)
             with self._lock:
                 outcome = self._allocate(resource, wanted)
-        if isinstance(outcome, Refusal) and outcome.code is not RefusalCode.INVALID and recheck is not None:
+        if isinstance(outcome, Refusal) and not outcome.is_final and recheck is not None:
             recheck()
             with self._lock:
                 outcome = self._allocate(resource, wanted)
@@ -128,7 +129,7 @@ class Broker(Reader):
         """
         with self._lock:
             outcome = self._grants.allocate_container(ask, self._view.now, self._gpu_kind(by_cdi))
-        if isinstance(outcome, Refusal) and outcome.code is not RefusalCode.INVALID and recheck is not None:
+        if isinstance(outcome, Refusal) and not outcome.is_final and recheck is not None:
             recheck()
             with self._lock:
                 outcome = self._grants.allocate_container(ask, self._view.now, self._gpu_kind(by_cdi))
@@ -189,7 +190,7 @@ class Broker(Reader):
             self._node = structs.replace(self._node, config=config)
             self._rebuild_and_mark()
 
-    def set_gpu_kind(self, kind: str, trouble: Mapping[str, str], hooked: frozenset[str] = frozenset()) -> None:
+    def set_gpu_kind(self, kind: str, trouble: Mapping[str, Reason], hooked: frozenset[str] = frozenset()) -> None:
         """Which CDI kind carries the GPUs' device nodes (empty: none), why it lacks a GPU, and which kinds set memory
         limits."""
         with self._lock:
@@ -201,8 +202,8 @@ class Broker(Reader):
         with self._lock:
             self._learn_hard(structs.replace(self._node.hard, starts_wait=starts_wait, takes_cdi=takes_cdi))
 
-    def set_cdi_loses(self, reason: str) -> None:
-        """Why a pod's or an image's environment beats that of a share's CDI device; empty: it does not, as far as is
+    def set_cdi_loses(self, reason: Reason | None) -> None:
+        """Why a pod's or an image's environment beats that of a share's CDI device; None: it does not, as far as is
         known."""
         with self._lock:
             self._learn_hard(structs.replace(self._node.hard, cdi_loses=reason))
@@ -233,7 +234,7 @@ class Broker(Reader):
     def observe_kubelet(
         self,
         seen: Observation,
-        foreign: Mapping[str, str],
+        foreign: Mapping[str, Reason],
         judged: Mapping[str, int],
         reserved: frozenset[str] = frozenset(),
     ) -> None:

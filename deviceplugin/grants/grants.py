@@ -9,7 +9,8 @@ from deviceplugin.grants.nodestate import NodeState
 from deviceplugin.grants.store import AllocationStore
 from deviceplugin.plan.allocate import plan
 from deviceplugin.plan.annotated import plan_container, same_ask, same_plan
-from deviceplugin.plan.model import Allocation, ContainerAsk, NodeView, Refusal, RefusalCode
+from deviceplugin.plan.model import Allocation, ContainerAsk, NodeView, Refusal
+from deviceplugin.plan.reasons import RefusalCode
 from mpsd.common.errors import GpufracError
 from mpsd.config.model import Delivery, Enforcement
 
@@ -65,13 +66,13 @@ class Grants:
         if (live := self._accounts.newest(resource, device_ids)) is not None:
             return live
         if resource not in view.resources:
-            return Refusal(RefusalCode.INVALID, f"{resource}: it is no longer in the config")
+            return Refusal(RefusalCode.UNKNOWN_RESOURCE, f"{resource}: it is no longer in the config")
         outcome = self._plan(resource, device_ids, view, node, force=True)
         if isinstance(outcome, Refusal):
             return outcome
         outcome = structs.replace(outcome, key=key or outcome.key)
         if outcome.key in self._accounts:
-            return Refusal(RefusalCode.INVALID, f"{resource}: key {outcome.key} already names other shares")
+            return Refusal(RefusalCode.KEY_IN_USE, f"{resource}: key {outcome.key} already names other shares")
         outcome = self._store.add(outcome)
         self._holders.shares.admitted(outcome.key)
         self._changed()
@@ -89,7 +90,7 @@ class Grants:
     ) -> Allocation | Refusal:
         offered = view.resources.get(resource)
         if offered is None:
-            return Refusal(RefusalCode.INVALID, f"{resource}: this node does not offer it")
+            return Refusal(RefusalCode.UNKNOWN_RESOURCE, f"{resource}: this node does not offer it")
         return plan(
             offered,
             view,
@@ -117,7 +118,7 @@ class Grants:
         self._holders.pod_runs(ask.container.pod_uid)
         old = self._accounts.of_container(ask.container)
         if old is not None and old.key in self._releasing:
-            return Refusal(RefusalCode.NO_ROOM, "what it held before is just being released")
+            return Refusal(RefusalCode.BEING_RELEASED, "what it held before is just being released")
         outcome = plan_container(
             ask,
             view,
@@ -155,7 +156,7 @@ class Grants:
         generation = self._store.next_generation()
         outcome = plan_container(ask, view, self._accounts, generation=generation, gpu_kind=gpu_kind, force=True)
         if isinstance(outcome, Refusal):
-            raise GpufracError(outcome.text)
+            raise GpufracError(outcome.message)
         believed = trusted or outcome.enforcement is Enforcement.HARD
         if key is not None and key not in self._accounts and believed:
             outcome = structs.replace(outcome, key=key)

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import structs
 
 from deviceplugin.plan.model import Allocation, HardAbility, newer
+from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.plan.start import (
     Grant,
     attach_objection,
@@ -16,6 +17,7 @@ from deviceplugin.plan.start import (
     way,
     with_effective_enforcement,
 )
+from mpsd.common.reason import Reason
 from mpsd.config.model import NodeConfig
 from mpsd.gpu.model import GpuHealth
 from mpsd.localapi.snapshot import GpuStatus, HardLimits, Snapshot
@@ -24,7 +26,7 @@ from mpsd.localapi.snapshot import GpuStatus, HardLimits, Snapshot
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """The node at one moment.
 
-    `gpus` are as known last, ordered by index. `absence`: why mpsd can't be relied on now, empty when it can;
+    `gpus` are as known last, ordered by index. `absence`: why mpsd can't be relied on now, None when it can;
     `heard_unix_s`: while it can't, when it could last, None where it never could since this process started.
     `mpsd_seen`: it has answered since then, `complete`: it has shown all GPUs. `hard`: whether new containers can be
     held to hard limits, as far as known. `cgroup_root`: where mpsd sees the cgroups of containers. `protocols`: the MPS
@@ -34,7 +36,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 
     config: NodeConfig
     gpus: tuple[GpuStatus, ...] = ()
-    absence: str = "mpsd has not answered yet"
+    absence: Reason | None = Reason(OfferCode.MPSD_AWAY, "mpsd has not answered yet")
     heard_unix_s: float | None = None
     mpsd_seen: bool = False
     complete: bool = False
@@ -42,8 +44,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     cgroup_root: str = Snapshot(instance="", generation=0).cgroup_root
     driver_version: str | None = None
     protocols: Mapping[str, int] = {}
-    kind_trouble: Mapping[str, str] = {}
-    foreign: Mapping[str, str] = {}
+    kind_trouble: Mapping[str, Reason] = {}
+    foreign: Mapping[str, Reason] = {}
     reserved: frozenset[str] = frozenset()
 
     # --- what is heard -------------------------------------------------------------------------------------------
@@ -55,15 +57,15 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         pods must not turn Unhealthy for it. Nothing starts meanwhile.
         """
         if snapshot is None:
-            now = structs.replace(self, absence="mpsd does not answer")
+            now = structs.replace(self, absence=Reason(OfferCode.MPSD_AWAY, "mpsd does not answer"))
         elif not snapshot.gpus:
-            absence = f"mpsd sees no GPU: {snapshot.reason or 'none is there'}"
-            now = structs.replace(self, mpsd_seen=True, absence=absence)
+            text = f"mpsd sees no GPU: {snapshot.reason or 'none is there'}"
+            now = structs.replace(self, mpsd_seen=True, absence=Reason(OfferCode.MPSD_AWAY, text))
         else:
             now = structs.replace(
                 self,
                 mpsd_seen=True,
-                absence="",
+                absence=None,
                 gpus=_with_gone(snapshot, self.gpus),
                 hard=structs.replace(self.hard, limits=newer(self.hard.limits, snapshot.hard_limits)),
                 cgroup_root=snapshot.cgroup_root,
@@ -99,8 +101,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         gone = GpuHealth.LOST if self.complete else None
         return {gpu for gpu in gpus if health.get(gpu, gone) is GpuHealth.LOST}
 
-    def waits_for(self, allocation: Allocation) -> str:
-        """Why the container of a live allocation may not start now; empty when it may."""
+    def waits_for(self, allocation: Allocation) -> Reason | None:
+        """Why the container of a live allocation may not start now; None when it may."""
         return self.absence or start_objection(allocation, self.by_uuid, self.hard)
 
     def permitted(self, allocations: Iterable[Allocation]) -> dict[str, Grant]:
@@ -109,7 +111,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
         if self.absence:
             return {}
         gpus = self.by_uuid
-        judged: dict[object, str] = {}  # hundreds of allocations ask the same few questions
+        judged: dict[object, Reason | None] = {}  # hundreds of allocations ask the same few questions
         allowed = {}
         for granted in allocations:
             if hard_objection(granted, self.hard):
@@ -119,7 +121,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
             question = (*place, allocation.default_socket, allocation.limit_bytes)
             if question not in judged:
                 judged[question] = gpus_objection(allocation, gpus)
-            if not judged[question] and not attach_objection(allocation, gpus):
+            if judged[question] is None and attach_objection(allocation, gpus) is None:
                 allowed[allocation.key] = (allocation, way(allocation, gpus, self.config.mps))
         return allowed
 
@@ -135,9 +137,9 @@ def _with_gone(snapshot: Snapshot, before: tuple[GpuStatus, ...]) -> tuple[GpuSt
     """
     reported = {status.info.uuid for status in snapshot.gpus}
     health = GpuHealth.UNRESPONSIVE if snapshot.reason else GpuHealth.LOST
-    reason = snapshot.reason or "the GPU is no longer reported"
+    why = snapshot.why or Reason(OfferCode.GPU_NOT_REPORTED, "the GPU is no longer reported")
     gone = [
-        structs.replace(status, health=health, reason=reason, daemon=None)
+        structs.replace(status, health=health, reason=why.message, reason_code=why.code, daemon=None)
         for status in before
         if status.info.uuid not in reported
     ]

@@ -8,10 +8,13 @@ from deviceplugin.grants.drains import Drain
 from deviceplugin.grants.nodestate import NodeState
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.model import NodeView, ResourceView
+from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.plan.view import RESERVED, daemon_trouble, gpu_view, node_view
+from mpsd.common.reason import Reason
 from mpsd.config.model import FixedMemory, Resource, UnitMemory
 from mpsd.localapi.snapshot import GpuStatus
 
+NOT_IN_CONFIG = Reason(OfferCode.NOT_IN_CONFIG, "it is no longer in the config")
 DAEMON_GRACE_S = 10.0
 """How long a daemon (or mpsd) may be away before free shares turn Unhealthy: a restart takes about a second."""
 
@@ -30,14 +33,14 @@ class CurrentView:
         accounts: Accounts,
         drained: Mapping[str, Drain],
         *,
-        ledger_error: str,
+        ledger_error: Reason | None,
         now_s: float,
     ) -> None:
         """Makes the view anew.
 
         Args:
             drained: by GPU.
-            ledger_error: why nothing can be recorded, empty when fine.
+            ledger_error: why nothing can be recorded, None when fine.
         """
         views = []
         for status in node.gpus:
@@ -48,9 +51,9 @@ class CurrentView:
                     status,
                     node.config,
                     blocked=_blocked(status, node, accounts, drained.get(uuid)),
-                    waiting=ledger_error or node.kind_trouble.get(uuid, "") or (away if node.absence else ""),
+                    waiting=ledger_error or node.kind_trouble.get(uuid) or (away if node.absence else None),
                     daemon_waiting=away,
-                    reserved=RESERVED if uuid in node.reserved else "",
+                    reserved=RESERVED if uuid in node.reserved else None,
                     protocol=node.protocol(uuid),
                 )
             )
@@ -65,26 +68,27 @@ class CurrentView:
         """When the view changes by time alone."""
         return [since_s + DAEMON_GRACE_S for since_s in self._away_since_s.values()]
 
-    def _graced(self, uuid: str, trouble: str, now_s: float) -> str:
-        if not trouble:
+    def _graced(self, uuid: str, trouble: Reason | None, now_s: float) -> Reason | None:
+        if trouble is None:
             self._away_since_s.pop(uuid, None)
-            return ""
+            return None
         since_s = self._away_since_s.setdefault(uuid, now_s)
-        return trouble if now_s - since_s >= DAEMON_GRACE_S else ""
+        return trouble if now_s - since_s >= DAEMON_GRACE_S else None
 
 
-def _blocked(status: GpuStatus, node: NodeState, accounts: Accounts, drain: Drain | None) -> str:
-    """Why nothing new comes to a GPU, empty when it may."""
+def _blocked(status: GpuStatus, node: NodeState, accounts: Accounts, drain: Drain | None) -> Reason | None:
+    """Why nothing new comes to a GPU, None when it may."""
     uuid = status.info.uuid
     if drain is not None:
-        return drain.text
+        return Reason(OfferCode.DRAINED, drain.text)
     if reason := node.foreign.get(uuid):
         return reason
     foreign = status.foreign_processes
     if foreign and accounts.mode(uuid) is None:
         pids = ", ".join(str(pid) for pid in foreign[:5])
-        return f"foreign processes use it (pid {pids}): end them before it is shared"
-    return ""
+        text = f"foreign processes use it (pid {pids}): end them before it is shared"
+        return Reason(OfferCode.FOREIGN_PROCESSES, text)
+    return None
 
 
 def _dropped(name: str, accounts: Accounts) -> ResourceView:
@@ -96,4 +100,4 @@ def _dropped(name: str, accounts: Accounts) -> ResourceView:
         else FixedMemory(request_bytes=sample.share_bytes, limit_bytes=sample.limit_bytes)
     )
     resource = Resource(name=name, memory=memory, mode=sample.mode, enforcement=sample.enforcement)
-    return ResourceView(resource=resource, enforcement=sample.enforcement, objection="it is no longer in the config")
+    return ResourceView(resource=resource, enforcement=sample.enforcement, objection=NOT_IN_CONFIG)

@@ -15,7 +15,8 @@ from deviceplugin.grants.nodeview import CurrentView
 from deviceplugin.grants.store import AllocationStore
 from deviceplugin.plan.model import Allocation, ContainerRef
 from deviceplugin.plan.render import desired_allocation
-from deviceplugin.plan.start import Grant
+from deviceplugin.plan.start import RELEASED, Grant
+from mpsd.common.reason import Reason
 from mpsd.localapi.snapshot import Desired
 
 
@@ -49,8 +50,8 @@ class Reader:
         return (*self._store.problems, *filter(None, [self._drains.problem]))
 
     @property
-    def ledger_error(self) -> str:
-        """Why nothing can be recorded, and so nothing is offered; empty when fine."""
+    def ledger_error(self) -> Reason | None:
+        """Why nothing can be recorded, and so nothing is offered; None when fine."""
         return self._store.ledger_error
 
     @property
@@ -133,11 +134,11 @@ class Reader:
             found = self._accounts.get(key)
             return None if found is None else self._node.permitted((found,)).get(key)
 
-    def waits_for(self, key: str) -> str:
-        """Why its container may not start now; empty when it may."""
+    def waits_for(self, key: str) -> Reason | None:
+        """Why its container may not start now; None when it may."""
         with self._lock:
             found = self._accounts.get(key)
-            return "its allocation is gone" if found is None else self._node.waits_for(found)
+            return RELEASED if found is None else self._node.waits_for(found)
 
     def predecessors(self, allocation: Allocation) -> set[str]:
         """Older allocations of its shares; see Grants."""

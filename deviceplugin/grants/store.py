@@ -8,6 +8,8 @@ from msgspec import structs
 from deviceplugin.grants.ledger import Ledger, LedgerError
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.reasons import OfferCode
+from mpsd.common.reason import Reason
 
 
 class AllocationStore:
@@ -21,8 +23,8 @@ class AllocationStore:
     def __init__(self, ledger: Ledger, on_ledger: Callable[[], None], wall: Callable[[], float]) -> None:
         self._ledger, self._on_ledger, self._wall = ledger, on_ledger, wall
         self.accounts = Accounts()
-        self.ledger_error = ""
-        """Why nothing can be recorded, and so nothing is offered; empty when fine."""
+        self.ledger_error: Reason | None = None
+        """Why nothing can be recorded, and so nothing is offered; None when fine."""
         self._generation = 0
         allocations, problems = ledger.load()
         self.problems: tuple[str, ...] = tuple(problems)
@@ -71,9 +73,9 @@ class AllocationStore:
         try:
             self._ledger.probe()
         except LedgerError as error:
-            self._note(str(error))
+            self._note(Reason(OfferCode.NO_RECORDS, str(error)))
         else:
-            self._note("")
+            self._note(None)
 
     def _record(self, allocation: Allocation) -> None:
         """Writes the record. When that fails, nothing more is offered until `probe` finds it mended: each refused pod
@@ -81,7 +83,7 @@ class AllocationStore:
         try:
             self._ledger.put(allocation)
         except LedgerError as error:
-            self._note(str(error))
+            self._note(Reason(OfferCode.NO_RECORDS, str(error)))
             raise
 
     def _drop(self, old: Allocation) -> None:
@@ -89,7 +91,7 @@ class AllocationStore:
         with contextlib.suppress(LedgerError):
             self._ledger.remove(old.key)
 
-    def _note(self, error: str) -> None:
+    def _note(self, error: Reason | None) -> None:
         if error != self.ledger_error:
             self.ledger_error = error
             self._on_ledger()

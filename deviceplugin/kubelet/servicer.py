@@ -12,20 +12,25 @@ from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.grants.ledger import LedgerError
 from deviceplugin.plan import render
 from deviceplugin.plan.advertise import Advertisement
-from deviceplugin.plan.model import Allocation, Device, Refusal, RefusalCode
+from deviceplugin.plan.model import Allocation, Device, Refusal
+from deviceplugin.plan.reasons import FINAL, OfferCode
 from deviceplugin.plan.start import configured_shared_memory
+from mpsd.common.log import get_logger
 from mpsd.config.model import MAX_ADVERTISED_DEVICES
 from mpsd.daemon.paths import daemon_dirs, mount_directory
 from mpsd.daemon.plan import namespace_of
 
+log = get_logger("plugin")
+
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 STREAM_WAIT_S = 60.0
 HEALTH = {True: "Healthy", False: "Unhealthy"}
-STATUS = {
-    RefusalCode.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
-    RefusalCode.NO_ROOM: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    RefusalCode.MODE_CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+NO_ROOM = grpc.StatusCode.RESOURCE_EXHAUSTED
+STATUS: dict[str, grpc.StatusCode] = {
+    **dict.fromkeys(FINAL, grpc.StatusCode.INVALID_ARGUMENT),
+    OfferCode.MODE_BOUND: grpc.StatusCode.FAILED_PRECONDITION,
 }
+"""Of refusals by their code; NO_ROOM of all others."""
 
 
 class DevicePlugin(rpc.DevicePluginServicer):
@@ -100,7 +105,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
             except LedgerError as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             if isinstance(outcome, Refusal):
-                context.abort(STATUS[outcome.code], outcome.text)
+                log.debug("refused", resource=self._resource, code=outcome.code, reason=outcome.message)
+                context.abort(STATUS.get(outcome.code, NO_ROOM), outcome.message)
             response.container_responses.append(self._answer(outcome))
         return response
 

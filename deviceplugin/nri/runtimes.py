@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from deviceplugin.nri.model import REQUEST_TIMEOUT_S, Runtime
+from mpsd.common.reason import Code, Reason
 
 _CDI_FROM_PLUGINS_SINCE = {"containerd": (2, 1), "cri-o": (1, 34)}
 """First versions whose NRI takes CDI devices from plugins (NRI 0.7)."""
@@ -12,6 +13,16 @@ _CDI_WINS_SINCE = {"cri-o": (1, 34)}
 A later release of an older branch may have the fix, which its version does not tell."""
 CDI_WINS_IN = "containerd, or CRI-O 1.34 or newer"
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
+
+
+class RuntimeCode(Code):
+    """What a container runtime does that keeps limits from holding."""
+
+    POD_ENVIRONMENT_WINS = (
+        "PodEnvironmentWins",
+        "The container runtime lets a pod's environment override that of its CDI device.",
+        "Upgrade the runtime, or accept the resource unenforced.",
+    )
 
 
 def takes_cdi(runtime: Runtime, *, unknown: bool = False) -> bool:
@@ -30,15 +41,16 @@ def starts_wait(runtime: Runtime) -> bool:
     return runtime.name.lower() == "containerd"
 
 
-def cdi_loses(runtime: Runtime | None) -> str:
-    """Why a pod's and an image's environment beats that of a CDI device; empty where it is not known to: what a runtime
+def cdi_loses(runtime: Runtime | None) -> Reason | None:
+    """Why a pod's and an image's environment beats that of a CDI device; None where it is not known to: what a runtime
     really did is looked at in each container."""
     since = _CDI_WINS_SINCE.get(runtime.name.lower()) if runtime is not None else None
     if runtime is None or since is None or at_least(runtime, since):
-        return ""
-    return (
+        return None
+    return Reason(
+        RuntimeCode.POD_ENVIRONMENT_WINS,
         f"{runtime.name} {runtime.version} lets the environment of a pod and its image override that of CDI devices, "
-        f"and so a limit: use {CDI_WINS_IN}, or configure `annotations`, whose NRI plugin sets it last"
+        f"and so a limit: use {CDI_WINS_IN}, or configure `annotations`, whose NRI plugin sets it last",
     )
 
 
@@ -60,7 +72,7 @@ def traits(runtime: Runtime) -> Traits:
     """Of a runtime as it introduced itself."""
     return Traits(
         takes_cdi=takes_cdi(runtime),
-        pods_win=bool(cdi_loses(runtime)),
+        pods_win=cdi_loses(runtime) is not None,
         has_sandbox_processes=runtime.name.lower() == "containerd",  # others may have none
         patience=min(1.0, runtime.request_timeout_s / REQUEST_TIMEOUT_S),
     )

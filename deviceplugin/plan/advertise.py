@@ -12,23 +12,27 @@ from deviceplugin.plan import ids
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.enforcement import conflict
 from deviceplugin.plan.model import Device, DeviceList, GpuView, GroupView, NodeView, ResourceView
+from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.plan.view import numa_nodes
+from mpsd.common.reason import Reason
 from mpsd.config.model import Enforcement, UnitMemory
 from mpsd.gpu.model import Mode
 
 NOTHING = DeviceList((), ())
+ALL_TAKEN = Reason(OfferCode.ALL_TAKEN, "all of its shares are taken")
+NOT_OPEN = Reason(OfferCode.NO_GPU_SELECTED, "it is not open to this resource")
 
 
 class Advertisement(msgspec.Struct, frozen=True):
-    """What a resource lists. `reason` says why nothing more can be had, empty while something can.
+    """What a resource lists. `reason` says why nothing more can be had, None while something can.
 
     `group_reasons` says the same per group (a GPU's UUID, or the name of a declared one); `offer` is the GPU whose free
     units are on offer (unit resources only).
     """
 
     devices: tuple[Device, ...]
-    reason: str = ""
-    group_reasons: tuple[tuple[str, str], ...] = ()
+    reason: Reason | None = None
+    group_reasons: tuple[tuple[str, Reason], ...] = ()
     offer: str | None = None
 
     @property
@@ -62,39 +66,41 @@ def advertise(view: ResourceView, node: NodeView, accounts: Accounts, offer: str
         devices.extend(_group_devices(view, name, node.groups.get(name), held, held_here, free, offered))
     reasons = tuple((name, reason) for name, (_, reason) in fits.items() if reason) + tuple(view.unfit.items())
     reason = view.closed
-    if not reason and not any(room.values()):
-        reason = reasons[0][1] if reasons else "all of its shares are taken"
+    if reason is None and not any(room.values()):
+        reason = reasons[0][1] if reasons else ALL_TAKEN
     return Advertisement(tuple(devices), reason, reasons, offer if unit else None)
 
 
-def free_fit(view: ResourceView, group: GroupView, accounts: Accounts) -> tuple[int, str]:
+def free_fit(view: ResourceView, group: GroupView, accounts: Accounts) -> tuple[int, Reason | None]:
     """How many more shares the group has memory and clients for; with 0 comes the reason."""
     mode = view.resource.mode
     if reason := _takes_nothing(view, group):
         return 0, reason
     size = view.sizes.get(group.name)
     if size is None:
-        return 0, view.unfit.get(group.name, "it is not open to this resource")
+        return 0, view.unfit.get(group.name, NOT_OPEN)
     fits = []
     for gpu in group.members:
         bound = accounts.mode(gpu.uuid)
         if bound is not None and bound is not mode:
             held_by = _count(len(accounts.on_gpu(gpu.uuid)), "allocation")
-            return 0, group.of_member(gpu, f"it is bound to {bound} by {held_by}")
+            return 0, group.of_member(gpu, Reason(OfferCode.MODE_BOUND, f"it is bound to {bound} by {held_by}"))
         clients = client_room(mode, gpu, accounts)
         if clients <= 0:
-            return 0, group.of_member(gpu, f"its {gpu.client_limit} MPS clients are taken")
+            taken = Reason(OfferCode.CLIENTS_TAKEN, f"its {gpu.client_limit} MPS clients are taken")
+            return 0, group.of_member(gpu, taken)
         free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
         count = max(0, free_bytes // size.request_bytes)
         if count == 0:
-            state = "over-committed" if free_bytes < 0 else "its memory is taken by other shares"
             free = f"{max(0, free_bytes) >> 20} MiB of {gpu.usable_bytes >> 20} MiB free"
-            return 0, group.of_member(gpu, f"{state}: {free}")
+            taken = Reason(OfferCode.MEMORY_TAKEN, f"its memory is taken by other shares: {free}")
+            over = Reason(OfferCode.OVER_COMMITTED, f"over-committed: {free}")
+            return 0, group.of_member(gpu, over if free_bytes < 0 else taken)
         # One container may take any number of units, but each fixed share is a client of its own.
         fits.append(count if isinstance(view.resource.memory, UnitMemory) else min(count, clients))
     if reason := conflict(view, group, accounts):
         return 0, reason
-    return min(fits, default=0), ""
+    return min(fits, default=0), None
 
 
 def client_room(mode: Mode, gpu: GpuView, accounts: Accounts, after: Collection[str] = ()) -> int:
@@ -125,7 +131,7 @@ def _group_devices(
     listed = view.devices.get(name, NOTHING)
     if not held_here and free in (0, len(listed.healthy)):
         return listed.healthy if free else listed.unhealthy
-    lost = group is not None and bool(group.lost)
+    lost = group is not None and group.lost is not None
     # A share whose pod is gone, but which we still count, may be taken again unless the GPU takes nothing new.
     vacated_healthy = offered and group is not None and not _takes_nothing(view, group)
     devices = []
@@ -143,9 +149,9 @@ def _group_devices(
     return devices
 
 
-def _takes_nothing(view: ResourceView, group: GroupView) -> str:
+def _takes_nothing(view: ResourceView, group: GroupView) -> Reason | None:
     needs_daemon = view.resource.mode is Mode.SM_SHARING or (group.burst and view.enforcement is Enforcement.HARD)
-    daemon_waiting = group.daemon_waiting if needs_daemon else ""
+    daemon_waiting = group.daemon_waiting if needs_daemon else None
     hindered = group.lost or group.blocked or group.reserved or group.waiting or daemon_waiting
     return view.closed or view.waiting or hindered
 

@@ -17,10 +17,10 @@ from deviceplugin.plan.model import (
     GroupView,
     NodeView,
     Refusal,
-    RefusalCode,
     ResourceView,
     allocation_key,
 )
+from deviceplugin.plan.reasons import OfferCode, RefusalCode
 from mpsd.common.errors import ProtocolError
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Delivery, UnitMemory
@@ -51,19 +51,21 @@ def plan(
     name = ids.group_of(wanted[0])
     group = node.groups.get(name)
     if group is None:
-        return _invalid(view, f"{wanted[0]!r} is on no GPU of this node and in no group of its config")
+        text = f"{wanted[0]!r} is on no GPU of this node and in no group of its config"
+        return _refused(view, RefusalCode.UNKNOWN_GPU, text)
     size = view.sizes.get(name)
     if size is None:
         why = view.unfit.get(name) or view.closed or "not in its config"
-        return _invalid(view, f"{group.label} is not open to it: {why}")
+        return _refused(view, RefusalCode.NOT_OFFERED_THERE, f"{group.label} is not open to it: {why}")
     if not force:
         if view.closed:
-            return _invalid(view, view.closed)
+            return _refused(view, RefusalCode.RESOURCE_CLOSED, view.closed.message)
         refusal = _no_room(view, group, node, accounts, wanted, size.request_bytes, after)
         if refusal is not None:
             return refusal
         if unlisted := [share for share in wanted if not _is_known(view, accounts, share)]:
-            return _invalid(view, f"{unlisted[0][:80]!r} is none of its shares: ask for one that this node lists")
+            text = f"{unlisted[0][:80]!r} is none of its shares: ask for one that this node lists"
+            return _refused(view, RefusalCode.UNKNOWN_SHARE, text)
     count = len(wanted)
     given = view.enforcement_on(name)
     return Allocation(
@@ -98,20 +100,22 @@ def _is_known(view: ResourceView, accounts: Accounts, share: str) -> bool:
 
 def _bad_request(view: ResourceView, node: NodeView, accounts: Accounts, wanted: tuple[str, ...]) -> Refusal | None:
     if not wanted:
-        return _invalid(view, "the request names no device")
+        return _refused(view, RefusalCode.NO_SHARE, "the request names no device")
     if len(set(wanted)) != len(wanted):
-        return _invalid(view, "the request names a device twice")
+        return _refused(view, RefusalCode.SHARE_TWICE, "the request names a device twice")
     try:
         groups = ids.groups_of(wanted)
     except ProtocolError as error:
-        return _invalid(view, str(error))
+        return _refused(view, RefusalCode.NOT_A_SHARE, str(error))
     unit = isinstance(view.resource.memory, UnitMemory)
     if not unit and len(wanted) > 1:
         larger = _larger(view, node, groups[0], len(wanted))
-        return _invalid(view, f"a container may ask for exactly 1 of it, not {len(wanted)}: {larger}")
+        text = f"a container may ask for exactly 1 of it, not {len(wanted)}: {larger}"
+        return _refused(view, RefusalCode.ONE_SHARE_ONLY, text)
     if len(groups) > 1:
-        return _invalid(
+        return _refused(
             view,
+            RefusalCode.SEVERAL_GPUS,
             f"all {len(wanted)} units of a container must lie on one GPU, but the kubelet chose units of "
             f"{len(groups)} GPUs: {_whole(view, node, accounts, wanted)}",
         )
@@ -129,12 +133,12 @@ def _no_room(
 ) -> Refusal | None:
     asked = _asked(view, wanted, share_bytes)
     if reason := group.blocked or group.reserved:
-        return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {reason}")
+        return _refused(view, reason.code, f"{asked} on {group.label}, but {reason}")
     for gpu in group.members:
         if refusal := _no_room_on(view, gpu, node, accounts, wanted, share_bytes, after):
             return refusal
     if reason := conflict(view, group, accounts):
-        return Refusal(RefusalCode.NO_ROOM, f"{view.name}: {asked} on {group.label}, but {reason}")
+        return _refused(view, reason.code, f"{asked} on {group.label}, but {reason}")
     return None
 
 
@@ -153,27 +157,29 @@ def _no_room_on(
         others = (other for other in node.resources.values() if other.resource.mode is bound and not other.closed)
         group = ids.group_of(wanted[0])
         instead = next((f"ask for {other.name}, which is {bound}" for other in others if group in other.sizes), "")
-        return Refusal(
-            RefusalCode.MODE_CONFLICT,
-            f"{view.name}: {asked} with {view.resource.mode} on {gpu.label}, which "
+        return _refused(
+            view,
+            OfferCode.MODE_BOUND,
+            f"{asked} with {view.resource.mode} on {gpu.label}, which "
             f"{len(accounts.on_gpu(gpu.uuid))} allocation(s) keep bound to {bound}: "
             f"wait for them to end, or {instead or 'use another node'}",
         )
     new_bytes = sum(max(0, share_bytes - accounts.share_bytes(view.name, share, gpu.uuid)) for share in wanted)
     free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
     if new_bytes > free_bytes:
-        return Refusal(
-            RefusalCode.NO_ROOM,
-            f"{view.name}: {asked} on {gpu.label}, but {format_bytes(max(0, free_bytes))} of "
+        return _refused(
+            view,
+            OfferCode.MEMORY_TAKEN,
+            f"{asked} on {gpu.label}, but {format_bytes(max(0, free_bytes))} of "
             f"{format_bytes(gpu.usable_bytes)} usable is free ({len(accounts.on_gpu(gpu.uuid))} allocation(s) hold "
             f"{format_bytes(accounts.granted_bytes(gpu.uuid))}): wait for one to end, or "
             f"{_smaller(view, node, ids.group_of(wanted[0]), free_bytes)}",
         )
     if client_room(view.resource.mode, gpu, accounts, after) <= 0:
-        return Refusal(
-            RefusalCode.NO_ROOM,
-            f"{view.name}: {asked} on {gpu.label}, but its {gpu.client_limit} MPS clients are taken: "
-            "wait for an allocation to end",
+        return _refused(
+            view,
+            OfferCode.CLIENTS_TAKEN,
+            f"{asked} on {gpu.label}, but its {gpu.client_limit} MPS clients are taken: wait for an allocation to end",
         )
     return None
 
@@ -239,5 +245,5 @@ def _whole(view: ResourceView, node: NodeView, accounts: Accounts, wanted: tuple
     return "no GPU has any free now: wait for an allocation to end, or use another node"
 
 
-def _invalid(view: ResourceView, text: str) -> Refusal:
-    return Refusal(RefusalCode.INVALID, f"{view.name}: {text}")
+def _refused(view: ResourceView, code: str, text: str) -> Refusal:
+    return Refusal(code, f"{view.name}: {text}")

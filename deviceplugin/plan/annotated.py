@@ -19,6 +19,7 @@ from deviceplugin.plan.enforcement import (
     not_hard,
     soft_bytes,
 )
+from deviceplugin.plan.isolation import level_left
 from deviceplugin.plan.model import (
     ANNOTATED,
     Allocation,
@@ -28,10 +29,11 @@ from deviceplugin.plan.model import (
     GroupView,
     NodeView,
     Refusal,
-    RefusalCode,
     allocation_key,
 )
+from deviceplugin.plan.reasons import EnforcementCode, OfferCode, RefusalCode
 from mpsd.common.quantity import format_bytes
+from mpsd.common.reason import message_of
 from mpsd.config.model import Delivery, Enforcement
 from mpsd.gpu.model import Mode
 from mpsd.shares import capability
@@ -58,10 +60,13 @@ def plan_container(
     group = _group(ask, node)
     view = node.annotated
     if view is None:
-        return _invalid("pods described by annotations are not served on this node: its config has no `annotations`")
+        return Refusal(
+            RefusalCode.NOT_SERVED,
+            "pods described by annotations are not served on this node: its config has no `annotations`",
+        )
     if len(gpus) < len(ask.gpus) or not gpus:
         unknown = ", ".join(uuid for uuid in ask.gpus if uuid not in node.gpus)
-        return _invalid(f"GPU {unknown or '(none)'} is not on this node")
+        return Refusal(RefusalCode.UNKNOWN_GPU, f"GPU {unknown or '(none)'} is not on this node")
     given = _given(ask, view, gpus)
     asked = ask
     if view.reduces:
@@ -157,25 +162,28 @@ def _group(ask: ContainerAsk, node: NodeView) -> GroupView | None:
 def _not_for_annotated(gpus: list[GpuView]) -> Refusal | None:
     for gpu in gpus:
         if reason := gpu.lost or gpu.blocked:
-            return Refusal(RefusalCode.NO_ROOM, f"{gpu.label} takes nothing new: {reason}")
+            return Refusal(reason.code, f"{gpu.label} takes nothing new: {reason}")
         if not gpu.for_annotated:
-            return _invalid(
-                f"{gpu.label} is not for annotated pods: `annotations.gpus` in the node's config does not name it"
+            return Refusal(
+                RefusalCode.NOT_FOR_ANNOTATED,
+                f"{gpu.label} is not for annotated pods: `annotations.gpus` in the node's config does not name it",
             )
     return None
 
 
 def _too_large(ask: ContainerAsk, gpus: list[GpuView]) -> Refusal | None:
     if ask.request_bytes > ask.limit_bytes:
-        return _invalid(
-            f"its request of {format_bytes(ask.request_bytes)} is above its limit of {format_bytes(ask.limit_bytes)}"
+        return Refusal(
+            RefusalCode.REQUEST_ABOVE_LIMIT,
+            f"its request of {format_bytes(ask.request_bytes)} is above its limit of {format_bytes(ask.limit_bytes)}",
         )
     for gpu in gpus:
         for name, size_bytes in (("request", ask.request_bytes), ("limit", ask.limit_bytes)):
             if size_bytes > gpu.usable_bytes:
-                return _invalid(
+                return Refusal(
+                    RefusalCode.MORE_THAN_USABLE,
                     f"its {name} of {format_bytes(size_bytes)} is above the {format_bytes(gpu.usable_bytes)} usable on "
-                    f"{gpu.label}: ask for at most that"
+                    f"{gpu.label}: ask for at most that",
                 )
     return None
 
@@ -186,20 +194,22 @@ def _spans(
     """GPUs that no daemon serves together are fine only where none is needed: nobody borrows."""
     if group is not None:
         if reason := group.lost or group.blocked or group.unlisted:
-            return Refusal(RefusalCode.NO_ROOM, f"{group.label} takes nothing new: {reason}")
+            return Refusal(reason.code, f"{group.label} takes nothing new: {reason}")
         return None
     where = _groups_hit(gpus, node)
     todo = "name all GPUs of one group, or have them declared as a group"
     if ask.mode is not Mode.TIME_SLICING:
-        return _invalid(f"{where}, and {ask.mode} needs one MPS daemon for all GPUs of a container: {todo}")
+        text = f"{where}, and {ask.mode} needs one MPS daemon for all GPUs of a container: {todo}"
+        return Refusal(RefusalCode.NOT_ONE_GROUP, text)
     if ask.limit_bytes > ask.request_bytes:
-        return _invalid(
+        return Refusal(
+            RefusalCode.NOT_ONE_GROUP,
             f"{where}, and a limit above the request needs one MPS daemon for all GPUs of a container: {todo}, or set "
-            "the limit to the request"
+            "the limit to the request",
         )
     if borrowed_from(ask.gpus, accounts):
         return Refusal(
-            RefusalCode.NO_ROOM,
+            RefusalCode.OTHERS_BORROW,
             f"{where}, and others borrow memory there, which only their MPS daemons can take back: {todo}, or wait for "
             "these to end",
         )
@@ -226,44 +236,51 @@ def _incapable(gpus: Iterable[GpuView]) -> str:
 def _not_enforceable(
     ask: ContainerAsk, view: AnnotatedView, gpus: list[GpuView], group: GroupView | None, given: Enforcement
 ) -> Refusal | None:
-    why = ask.isolation.message or not_hard(Delivery.CDI, view.hard)
+    why = message_of(ask.isolation or not_hard(Delivery.CDI, view.hard))
     incapable = _incapable(gpus)
     if incapable and ask.thread_percent is not None:
-        return _invalid(f"{incapable}: name another GPU, or no thread percentage")
+        text = f"{incapable}: name another GPU, or no thread percentage"
+        return Refusal(EnforcementCode.GPU_CANNOT_CAP_THREADS, text)
     several = group is not None and group.has_one_limit
     if ask.limit_bytes > ask.request_bytes and given is not Enforcement.HARD:
-        return _invalid(
+        return Refusal(
+            EnforcementCode.BURST_NEEDS_HARD,
             "its limit is above its request, which needs hard enforcement (driver r615 or newer), and that is not to "
-            f"be had here: {why}; or set the limit to the request"
+            f"be had here: {why}; or set the limit to the request",
         )
     if ask.limit_bytes > ask.request_bytes and group is not None and not group.speaks_protocol_3:
-        return _invalid(
+        return Refusal(
+            EnforcementCode.BURST_NEEDS_PROTOCOL_3,
             "its limit is above its request, and memory is borrowed and taken back under MPS protocol 3 only "
-            "(`mps.protocol` auto or 3): set the limit to the request"
+            "(`mps.protocol` auto or 3): set the limit to the request",
         )
     if ask.mode is Mode.SM_SHARING and several and given is not Enforcement.HARD and view.minimum.rank > 0:
-        return _invalid(
+        return Refusal(
+            EnforcementCode.ONE_LIMIT_PER_GROUP,
             f"MPS protocol 2 can't hold a container on {group.label if group else 'several GPUs'} to a limit of its "
-            f"own: {why or 'use a newer driver'}; or name one GPU"
+            f"own: {why or 'use a newer driver'}; or name one GPU",
         )
     if given.rank >= view.minimum.rank:
         return None
-    sharing = ask.isolation.level(Enforcement.NONE if incapable else mps_level(Mode.SM_SHARING))
+    sharing = level_left(ask.isolation, Enforcement.NONE if incapable else mps_level(Mode.SM_SHARING))
     if incapable and ask.mode is Mode.SM_SHARING:
         why = f"{incapable}; {why}"
     elif ask.mode is Mode.TIME_SLICING and sharing.rank >= view.minimum.rank:
-        return _invalid(
+        return Refusal(
+            EnforcementCode.TIME_SLICING_NEEDS_HARD,
             "its mode is time-slicing (the default), which has a memory limit only with hard enforcement (driver r615 "
-            f"or newer), and that is not to be had here: {why}; or set gpu-compute.mode to sm-sharing"
+            f"or newer), and that is not to be had here: {why}; or set gpu-compute.mode to sm-sharing",
         )
-    return _invalid(
-        f"this node's `annotations.enforcement` demands {view.minimum} limits, and it gives {level_words(given)}: {why}"
+    text = f"this node's `annotations.enforcement` demands {view.minimum} limits, and it gives {level_words(given)}"
+    return Refusal(
+        EnforcementCode.BELOW_MINIMUM if ask.isolation is None else ask.isolation.code,
+        f"{text}: {why}",
     )
 
 
 def _given(ask: ContainerAsk, view: AnnotatedView, gpus: list[GpuView]) -> Enforcement:
     """The level that it gets."""
-    given = ask.isolation.level(level(ask.mode, Delivery.CDI, view.hard))
+    given = level_left(ask.isolation, level(ask.mode, Delivery.CDI, view.hard))
     return Enforcement.NONE if given is Enforcement.COOPERATIVE and _incapable(gpus) else given
 
 
@@ -281,7 +298,7 @@ def _mode_conflict(
             instead = structs.replace(ask, mode=bound)
             can = _not_enforceable(instead, view, gpus, group, _given(instead, view, gpus)) is None
             return Refusal(
-                RefusalCode.MODE_CONFLICT,
+                OfferCode.MODE_BOUND,
                 f"it asks for {format_bytes(asked_bytes)} with {ask.mode} on {gpu.label}, which "
                 f"{len(accounts.on_gpu(gpu.uuid))} allocation(s) keep bound to {bound}: a GPU has one compute mode: "
                 f"wait for them to end, {f'set gpu-compute.mode to {bound}, ' if can else ''}or use another GPU",
@@ -296,19 +313,19 @@ def _no_room(ask: ContainerAsk, gpus: list[GpuView], accounts: Accounts, asked_b
         free_bytes = gpu.usable_bytes - accounts.granted_bytes(gpu.uuid)
         if ask.request_bytes > free_bytes:
             return Refusal(
-                RefusalCode.NO_ROOM,
+                OfferCode.MEMORY_TAKEN,
                 f"{asked} on {gpu.label}, but {format_bytes(max(0, free_bytes))} of {format_bytes(gpu.usable_bytes)} "
                 f"usable is free ({len(held)} allocation(s) hold {format_bytes(accounts.granted_bytes(gpu.uuid))}): "
                 f"{_of_the_same_pod(ask, held.values())}",
             )
         if client_room(ask.mode, gpu, accounts) <= 0:
             return Refusal(
-                RefusalCode.NO_ROOM,
+                OfferCode.CLIENTS_TAKEN,
                 f"{asked} on {gpu.label}, but its {gpu.client_limit} MPS clients are taken: wait for an allocation to "
                 "end",
             )
     if ask.limit_bytes > ask.request_bytes and (reason := burst_conflict(ask.gpus, accounts)):
-        return Refusal(RefusalCode.NO_ROOM, f"{asked}, but {reason}")
+        return Refusal(reason.code, f"{asked}, but {reason}")
     return None
 
 
@@ -323,7 +340,3 @@ def _of_the_same_pod(ask: ContainerAsk, held: Iterable[Allocation]) -> str:
         f"{format_bytes(own_bytes)} of it are other containers' of the same pod, init containers included, which hold "
         "it as long as the pod lives: ask for less"
     )
-
-
-def _invalid(text: str) -> Refusal:
-    return Refusal(RefusalCode.INVALID, text)

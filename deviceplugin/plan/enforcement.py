@@ -6,14 +6,16 @@ from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.model import GroupView, HardAbility, ResourceView
+from deviceplugin.plan.reasons import EnforcementCode, OfferCode
 from mpsd.common.quantity import format_bytes
+from mpsd.common.reason import Reason, joined
 from mpsd.config.model import Delivery, Enforcement, Resource
 from mpsd.gpu.model import Mode
 from mpsd.localapi.snapshot import HardLimits
 from mpsd.shares import capability
 from mpsd.shares.sizes import has_burst
 
-UNKNOWN = "whether this node can enforce hard limits is not known yet"
+UNKNOWN = Reason(EnforcementCode.NOT_KNOWN, "whether this node can enforce hard limits is not known yet")
 
 
 def level(mode: Mode, delivery: Delivery, hard: HardAbility) -> Enforcement:
@@ -40,44 +42,50 @@ def level_words(given: Enforcement) -> str:
     return "none" if given is Enforcement.NONE else f"{given} ones"
 
 
-def not_hard(delivery: Delivery, hard: HardAbility) -> str:
-    """Why limits are not hard on this node, empty when they are."""
+def not_hard(delivery: Delivery, hard: HardAbility) -> Reason | None:
+    """Why limits are not hard on this node, None when they are. All pieces that are missing, with the first one's
+    code."""
     if not hard.known:
         return UNKNOWN
     missing = hard.missing
     if delivery is Delivery.BOTH:
-        missing = ("with `cdi.delivery: both` a pod can override its limits: use `delivery: cdi`", *missing)
-    if hard.cdi_loses:
+        text = "with `cdi.delivery: both` a pod can override its limits: use `delivery: cdi`"
+        missing = (Reason(EnforcementCode.DELIVERY_BOTH, text), *missing)
+    if hard.cdi_loses is not None:
         missing = (hard.cdi_loses, *missing)
-    return "; ".join(missing)
+    return joined(missing)
 
 
-def objection(resource: Resource, delivery: Delivery, hard: HardAbility) -> str:
-    """Why a resource may not be advertised on this node, empty when it may."""
+def objection(resource: Resource, delivery: Delivery, hard: HardAbility) -> Reason | None:
+    """Why a resource may not be advertised on this node, None when it may."""
     given = level(resource.mode, delivery, hard)
     if has_burst(resource.memory) and given is not Enforcement.HARD:
-        return (
+        return Reason(
+            EnforcementCode.BURST_NEEDS_HARD,
             "its limit is above its request, which needs hard enforcement (driver r615 or newer), and that is not to "
-            f"be had here: {not_hard(delivery, hard)}; or set the limit equal to the request"
+            f"be had here: {not_hard(delivery, hard)}; or set the limit equal to the request",
         )
     if given.rank >= resource.enforcement.rank:
-        return ""
+        return None
     if resource.enforcement is Enforcement.HARD:
-        return (
+        return Reason(
+            EnforcementCode.HARD_DEMANDED,
             f"it demands hard limits (driver r615 or newer), but this node enforces {level_words(given)}: "
-            f"{not_hard(delivery, hard)}; or lower its `enforcement`"
+            f"{not_hard(delivery, hard)}; or lower its `enforcement`",
         )
     if delivery is Delivery.BOTH:
-        return (
+        return Reason(
+            EnforcementCode.DELIVERY_BOTH,
             "with `cdi.delivery: both` a pod can override its limit: use `delivery: cdi` with a CDI-enabled runtime, "
-            "or accept it unenforced with `enforcement: none`"
+            "or accept it unenforced with `enforcement: none`",
         )
-    if hard.cdi_loses:
-        return f"{hard.cdi_loses}; or accept it unenforced with `enforcement: none`"
-    return (
+    if hard.cdi_loses is not None:
+        return hard.cdi_loses.reworded(f"{hard.cdi_loses}; or accept it unenforced with `enforcement: none`")
+    return Reason(
+        EnforcementCode.TIME_SLICING_NEEDS_HARD,
         "time-slicing has a memory limit only with hard enforcement (driver r615 or newer), which is not to be had "
         f"here: {not_hard(delivery, hard)}; or use `compute.mode: sm-sharing`, or accept it unenforced with "
-        "`enforcement: none`"
+        "`enforcement: none`",
     )
 
 
@@ -91,14 +99,15 @@ def config_note(resource: Resource, delivery: Delivery) -> str:
     return f" on nodes without hard enforcement: {reason}" if reason else ""
 
 
-def burst_objection(resource: Resource, group: GroupView) -> str:
-    """Why a share that may borrow can't lie on a group, empty when it can: who borrows must be evictable, and only
+def burst_objection(resource: Resource, group: GroupView) -> Reason | None:
+    """Why a share that may borrow can't lie on a group, None when it can: who borrows must be evictable, and only
     daemons of MPS protocol 3 evict."""
     if not has_burst(resource.memory) or group.speaks_protocol_3:
-        return ""
-    return (
+        return None
+    return Reason(
+        EnforcementCode.BURST_NEEDS_PROTOCOL_3,
         "its limit is above its request, which needs an MPS daemon of protocol 3 (driver r615 or newer, `mps.protocol` "
-        "auto or 3): set the limit equal to the request"
+        "auto or 3): set the limit equal to the request",
     )
 
 
@@ -113,72 +122,82 @@ def soft_bytes(given: Enforcement, group: GroupView, accounts: Accounts, request
     return request_bytes if given is Enforcement.HARD and (group.burst or borrowers) else 0
 
 
-def capability_objection(resource: Resource, group: GroupView, given: Enforcement) -> str:
-    """Why a share's limit would not be held on GPUs of this kind, empty when it is: where it is MPS that holds it."""
+def capability_objection(resource: Resource, group: GroupView, given: Enforcement) -> Reason | None:
+    """Why a share's limit would not be held on GPUs of this kind, None when it is: where it is MPS that holds it."""
     if resource.mode is not Mode.SM_SHARING or given is not Enforcement.COOPERATIVE:
-        return ""
-    if not (reason := capability.objection(gpu.info for gpu in group.members)):
-        return ""
-    return f"{reason}: give the resource other GPUs (`gpus.include`), or accept it unenforced with `enforcement: none`"
+        return None
+    if not (why := capability.objection(gpu.info for gpu in group.members)):
+        return None
+    return Reason(
+        EnforcementCode.GPU_CANNOT_LIMIT,
+        f"{why}: give the resource other GPUs (`gpus.include`), or accept it unenforced with `enforcement: none`",
+    )
 
 
-def percentage_objection(resource: Resource, group: GroupView) -> str:
-    """Why a share's thread percentage would not be held there, empty when it is or it has none."""
-    reason = capability.objection(gpu.info for gpu in group.members) if resource.thread_percent is not None else ""
-    return f"{reason}: give the resource other GPUs (`gpus.include`), or drop `compute.threadPercent`" if reason else ""
+def percentage_objection(resource: Resource, group: GroupView) -> Reason | None:
+    """Why a share's thread percentage would not be held there, None when it is or it has none."""
+    if resource.thread_percent is None or not (why := capability.objection(gpu.info for gpu in group.members)):
+        return None
+    return Reason(
+        EnforcementCode.GPU_CANNOT_CAP_THREADS,
+        f"{why}: give the resource other GPUs (`gpus.include`), or drop `compute.threadPercent`",
+    )
 
 
-def one_limit_objection(resource: Resource, group: GroupView, limit_bytes: int, default_bytes: int) -> str:
-    """Why a share's limit would not be held on a group of several GPUs under MPS protocol 2 alone, empty when it is.
+def one_limit_objection(resource: Resource, group: GroupView, limit_bytes: int, default_bytes: int) -> Reason | None:
+    """Why a share's limit would not be held on a group of several GPUs under MPS protocol 2 alone, None when it is.
 
     There only the daemon's default holds, which is the largest limit of the resources allowed on the group: a container
     gets no limit of its own, as a process that narrows CUDA_VISIBLE_DEVICES would drop every limit.
     """
     if resource.mode is not Mode.SM_SHARING or not group.has_one_limit or limit_bytes >= default_bytes:
-        return ""
-    return (
+        return None
+    return Reason(
+        EnforcementCode.ONE_LIMIT_PER_GROUP,
         f"its limit of {format_bytes(limit_bytes)} is not held on group {group.name}: MPS protocol 2 has one limit for "
         f"all containers on a group of several GPUs, {format_bytes(default_bytes)}, the largest of its resources: give "
         "these the same limit, or this one a group of its own, or use a driver with MPS protocol 3 (r615 or newer), or "
-        "accept it unenforced with `enforcement: none`"
+        "accept it unenforced with `enforcement: none`",
     )
 
 
-def conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> str:
-    """Why a new share would have to wait for live ones there to end; empty when it need not."""
+def conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> Reason | None:
+    """Why a new share would have to wait for live ones there to end; None when it need not."""
     return _one_limit_conflict(view, group, accounts) or _burst_conflict(view, group, accounts)
 
 
-def _one_limit_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> str:
+def _one_limit_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> Reason | None:
     """Of another limit: a reload changed the one limit of the group, and either they or the new one would not be held
     to theirs."""
     if view.resource.mode is not Mode.SM_SHARING or not group.has_one_limit:
-        return ""
+        return None
     limit_bytes = view.sizes[group.name].limit_bytes
     accepts_none = view.resource.enforcement is Enforcement.NONE or view.enforcement is Enforcement.HARD
     for live in accounts.on_gpu(group.gpus[0]).values():
         higher = live.limit_bytes < limit_bytes and live.enforcement is Enforcement.COOPERATIVE
         lower = live.limit_bytes > limit_bytes and not accepts_none
         if higher or lower:
-            return (
+            return Reason(
+                OfferCode.OTHER_LIMIT,
                 f"live allocations there have a limit of {format_bytes(live.limit_bytes)}, and MPS protocol 2 holds "
-                f"containers on several GPUs to one limit: {format_bytes(limit_bytes)} must wait for them to end"
+                f"containers on several GPUs to one limit: {format_bytes(limit_bytes)} must wait for them to end",
             )
-    return ""
+    return None
 
 
-def _burst_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> str:
+def _burst_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> Reason | None:
     """Granted when nobody could borrow there: the driver protects nothing of them, so they would be evicted for a
     borrower."""
-    return burst_conflict(group.gpus, accounts) if has_burst(view.resource.memory) else ""
+    return burst_conflict(group.gpus, accounts) if has_burst(view.resource.memory) else None
 
 
-def burst_conflict(gpus: Iterable[str], accounts: Accounts) -> str:
-    """Why nobody may begin to borrow on these GPUs while others end, empty when one may."""
+def burst_conflict(gpus: Iterable[str], accounts: Accounts) -> Reason | None:
+    """Why nobody may begin to borrow on these GPUs while others end, None when one may."""
     live = [a for gpu in gpus for a in accounts.on_gpu(gpu).values() if a.soft_bytes < a.guaranteed_bytes]
     if not live:
-        return ""
-    return (
+        return None
+    return Reason(
+        OfferCode.NOT_GUARANTEED,
         f"{live[0].container or live[0].resource} and whatever else was granted there before anybody could borrow has "
-        "nothing guaranteed by the driver: one that may borrow must wait for these to end"
+        "nothing guaranteed by the driver: one that may borrow must wait for these to end",
     )

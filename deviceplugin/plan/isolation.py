@@ -6,10 +6,9 @@ user namespace cgroups hold as ever, but whether an MPS daemon takes a client fr
 """
 
 from collections.abc import Iterable
-from enum import StrEnum
 
-import msgspec
-
+from deviceplugin.plan.reasons import IsolationCode
+from mpsd.common.reason import Reason
 from mpsd.config.model import Enforcement
 
 _SANDBOX_HANDLERS = ("kata", "runsc", "gvisor", "firecracker", "cloud-hypervisor")
@@ -19,53 +18,43 @@ _SANDBOX_PROCESSES = ("qemu-system", "cloud-hyperviso", "firecracker", "dragonba
 _THEIR_HELPERS = ("virtiofsd", "vhost", "nydusd", "runsc", "exe", "containerd-shim", "pause")
 
 
-class IsolationCode(StrEnum):
-    NONE = "None"
-    SANDBOX = "Sandbox"
-    USER_NAMESPACE = "UserNamespace"
+def level_left(isolation: Reason | None, given: Enforcement) -> Enforcement:
+    """What is left of a level for a container that is kept from the host like that; None: it is not."""
+    if isolation is None:
+        return given
+    if isolation.code == IsolationCode.SANDBOX:
+        return Enforcement.NONE
+    cooperative = given is Enforcement.COOPERATIVE
+    return Enforcement.NONE if isolation.code == IsolationCode.USER_NAMESPACE and cooperative else given
 
 
-class Isolation(msgspec.Struct, frozen=True):
-    """How a container is kept from the host, and why that matters here; the message is empty for NONE."""
-
-    code: IsolationCode = IsolationCode.NONE
-    message: str = ""
-
-    def level(self, given: Enforcement) -> Enforcement:
-        """What is left of a level."""
-        if self.code is IsolationCode.SANDBOX:
-            return Enforcement.NONE
-        cooperative = given is Enforcement.COOPERATIVE
-        return Enforcement.NONE if self.code is IsolationCode.USER_NAMESPACE and cooperative else given
-
-
-SHARED = Isolation()
-USER_NAMESPACE = Isolation(
+USER_NAMESPACE = Reason(
     IsolationCode.USER_NAMESPACE,
     "its pod has a user namespace of its own (hostUsers: false), and whether MPS holds its clients there is not known: "
     "leave `hostUsers` out, or use a node with hard limits",
 )
 
 
-def of_container(runtime_handler: str, *, user_namespace: bool) -> Isolation:
-    """As the runtime tells of it: the handler of its pod's RuntimeClass, and whether it is in a user namespace."""
+def of_container(runtime_handler: str, *, user_namespace: bool) -> Reason | None:
+    """What keeps a container from the host, as the runtime tells: the handler of its pod's RuntimeClass, and whether it
+    is in a user namespace."""
     if runtime_handler.lower().startswith(_SANDBOX_HANDLERS):
         return _sandbox(f"runtime handler {runtime_handler}")
-    return USER_NAMESPACE if user_namespace else SHARED
+    return USER_NAMESPACE if user_namespace else None
 
 
-def of_processes(names: Iterable[str]) -> Isolation:
-    """As the short names of all processes of a pod tell. A container may well have a virtual machine as its program:
-    only where there is nothing else is it the pod's."""
+def of_processes(names: Iterable[str]) -> Reason | None:
+    """The same, as the short names of all processes of a pod tell. A container may well have a virtual machine as its
+    program: only where there is nothing else is it the pod's."""
     found = set(names)
     sandbox = sorted(name for name in found if name.startswith(_SANDBOX_PROCESSES))
     if not sandbox or not all(name.startswith((*_SANDBOX_PROCESSES, *_THEIR_HELPERS)) for name in found):
-        return SHARED
+        return None
     return _sandbox(f"process {sandbox[0]}")
 
 
-def _sandbox(how: str) -> Isolation:
-    return Isolation(
+def _sandbox(how: str) -> Reason:
+    return Reason(
         IsolationCode.SANDBOX,
         f"its pod runs in a sandbox ({how}), where limits of MPS and of its cgroup do not reach it: leave "
         "`runtimeClassName` out",

@@ -2,13 +2,13 @@
 
 import hashlib
 from collections.abc import Mapping
-from enum import StrEnum
 
 import msgspec
 
 from cdi.registry import MEMORY_HOOK
-from deviceplugin.plan.isolation import SHARED, Isolation
+from deviceplugin.plan.reasons import FINAL, EnforcementCode
 from mpsd.common.ranges import Bytes, Count, LimitBytes, Line, Name, NameOrNone, Percent, UnixSeconds
+from mpsd.common.reason import Reason
 from mpsd.config.model import MPS_CLIENTS_PER_GPU, Delivery, Enforcement, Resource
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.localapi.snapshot import HardLimits
@@ -17,7 +17,7 @@ from mpsd.shares.sizes import ShareSize
 
 
 class GpuView(msgspec.Struct, frozen=True):
-    """One GPU as the planner sees it. Empty reasons mean: no objection.
+    """One GPU as the planner sees it. Its reasons are None where there is no objection.
 
     `lost`: every share of it is Unhealthy, held ones too. `blocked`: nothing new in any mode and Allocate refuses.
     `waiting`: free shares are Unhealthy, but an Allocate that comes all the same is granted and waits for its CDI file.
@@ -29,14 +29,14 @@ class GpuView(msgspec.Struct, frozen=True):
 
     info: GpuInfo
     usable_bytes: int
-    lost: str = ""
-    blocked: str = ""
-    waiting: str = ""
-    daemon_waiting: str = ""
+    lost: Reason | None = None
+    blocked: Reason | None = None
+    waiting: Reason | None = None
+    daemon_waiting: Reason | None = None
     protocol: int = 2
     client_limit: int = MPS_CLIENTS_PER_GPU
     for_annotated: bool = False
-    reserved: str = ""
+    reserved: Reason | None = None
 
     @property
     def uuid(self) -> str:
@@ -52,9 +52,10 @@ class GpuView(msgspec.Struct, frozen=True):
         return f"GPU {self.index} ({self.uuid})"
 
 
-NO_CDI_OF_PLUGINS = (
+NO_CDI_OF_PLUGINS = Reason(
+    EnforcementCode.NO_SETTER,
     "nothing sets its limit: this container runtime takes no CDI devices from NRI plugins: upgrade it to containerd "
-    "2.1 or CRI-O 1.34, or newer"
+    "2.1 or CRI-O 1.34, or newer",
 )
 NRI_SETTER = "nri"
 """Stands for a CDI kind with the hook."""
@@ -68,7 +69,8 @@ class HardAbility(msgspec.Struct, frozen=True):
     that carry the toolkit's hook for every GPU, the empty one among them where the nvidia runtime injects it.
     `starts_wait`: the runtime keeps a program from starting when we say so, so that annotated containers, whose limits
     we set ourselves, need no hook; others need the runtime to take our CDI devices (`takes_cdi`). `cdi_loses`: why the
-    environment that we give a share may be beaten by its pod's or image's, empty where it is not known to be.
+    environment that we give a share may be beaten by its pod's or image's, None where it is not known to be.
+    `unset`: the limit of an annotated container is set by nobody.
     """
 
     limits: HardLimits = HardLimits()
@@ -76,7 +78,8 @@ class HardAbility(msgspec.Struct, frozen=True):
     hooked: frozenset[str] = frozenset()
     starts_wait: bool = True
     takes_cdi: bool = True
-    cdi_loses: str = ""
+    cdi_loses: Reason | None = None
+    unset: bool = False
 
     @property
     def known(self) -> bool:
@@ -89,39 +92,44 @@ class HardAbility(msgspec.Struct, frozen=True):
         return self.known and not self.limits.missing
 
     @property
-    def missing(self) -> tuple[str, ...]:
+    def missing(self) -> tuple[Reason, ...]:
         """Each piece that is not there for a new container, with what to do; empty: its limit can be hard."""
         # While limits can't be set at all another kind may be in use than the one that carries the hook.
-        setter = "" if self.limits.missing and self.hooked else self.no_setter(self.kind)
-        return (*self.limits.missing, *filter(None, [setter]))
+        found = self.limits.why_not
+        if self.unset:
+            found = (*found, NO_CDI_OF_PLUGINS)
+        setter = None if found and self.hooked else self.no_setter(self.kind)
+        return found if setter is None else (*found, setter)
 
-    def no_setter(self, kind: str) -> str:
-        """Why nobody sets the limits of a container with GPUs of this kind, empty when the hook does."""
+    def no_setter(self, kind: str) -> Reason | None:
+        """Why nobody sets the limits of a container with GPUs of this kind, None when the hook does."""
         if kind not in self.hooked:
             if not kind:
-                return (
+                return Reason(
+                    EnforcementCode.NO_SETTER,
                     "nothing is known to set limits: GPU devices come from the nvidia runtime "
                     "(NVIDIA_VISIBLE_DEVICES), which sets them from container toolkit 1.20.1 on, and that is not found "
                     f"here (no `nvidia-ctk` of that version, no CDI spec with the hook `{MEMORY_HOOK}`): upgrade it, "
-                    "or have CDI specs with the hook generated and use `cdi.gpuDevices: cdi`"
+                    "or have CDI specs with the hook generated and use `cdi.gpuDevices: cdi`",
                 )
-            return (
+            return Reason(
+                EnforcementCode.NO_SETTER,
                 f"nothing sets limits: CDI kind {kind} has no hook `{MEMORY_HOOK}` on every GPU: use a container "
-                "toolkit and device plugin that write it"
+                "toolkit and device plugin that write it",
             )
-        return ""
+        return None
 
     def of_annotated(self) -> "HardAbility":
         """The same for annotated containers: we set their environment, and their limits, or else the hook of their GPUs
         does."""
-        own = msgspec.structs.replace(self, cdi_loses="")
+        own = msgspec.structs.replace(self, cdi_loses=None)
         if self.starts_wait:
             return msgspec.structs.replace(own, kind=NRI_SETTER, hooked=frozenset((NRI_SETTER,)))
         if self.takes_cdi or not self.kind or not self.known:
             return own
         if "" in self.hooked:
             return msgspec.structs.replace(own, kind="")  # their GPUs come by NVIDIA_VISIBLE_DEVICES
-        return msgspec.structs.replace(own, limits=HardLimits(missing=(*self.limits.missing, NO_CDI_OF_PLUGINS)))
+        return msgspec.structs.replace(own, unset=True)
 
     def assuming_proven(self) -> "HardAbility":
         """The same, if mpsd finds nothing missing."""
@@ -143,12 +151,12 @@ class GroupView(msgspec.Struct, frozen=True):
     group: Group
     members: tuple[GpuView, ...]
     usable_bytes: int
-    unlisted: str = ""
-    lost: str = ""
-    blocked: str = ""
-    waiting: str = ""
-    daemon_waiting: str = ""
-    reserved: str = ""
+    unlisted: Reason | None = None
+    lost: Reason | None = None
+    blocked: Reason | None = None
+    waiting: Reason | None = None
+    daemon_waiting: Reason | None = None
+    reserved: Reason | None = None
     burst: bool = False
 
     @property
@@ -178,9 +186,9 @@ class GroupView(msgspec.Struct, frozen=True):
         """Whether its daemon has namespaces and memory accounting."""
         return all(gpu.protocol == 3 for gpu in self.members)
 
-    def of_member(self, gpu: GpuView, reason: str) -> str:
+    def of_member(self, gpu: GpuView, reason: Reason) -> Reason:
         """A reason that is one member's, naming it where there are others."""
-        return f"GPU {gpu.index}: {reason}" if reason and len(self.members) > 1 else reason
+        return reason.reworded(f"GPU {gpu.index}: {reason}") if len(self.members) > 1 else reason
 
 
 class Device(msgspec.Struct, frozen=True, gc=False):
@@ -210,12 +218,12 @@ class ResourceView(msgspec.Struct, frozen=True):
 
     resource: Resource
     enforcement: Enforcement
-    objection: str = ""
-    waiting: str = ""
-    too_long: str = ""
+    objection: Reason | None = None
+    waiting: Reason | None = None
+    too_long: Reason | None = None
     sizes: Mapping[str, ShareSize] = msgspec.field(default_factory=dict)
-    unfit: Mapping[str, str] = msgspec.field(default_factory=dict)
-    unheld: Mapping[str, str] = msgspec.field(default_factory=dict)
+    unfit: Mapping[str, Reason] = msgspec.field(default_factory=dict)
+    unheld: Mapping[str, Reason] = msgspec.field(default_factory=dict)
     slots: Mapping[str, int] = msgspec.field(default_factory=dict)
     numa_nodes: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     device_ids: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
@@ -227,8 +235,8 @@ class ResourceView(msgspec.Struct, frozen=True):
         return self.resource.name
 
     @property
-    def closed(self) -> str:
-        """Why it advertises nothing new, empty when it does."""
+    def closed(self) -> Reason | None:
+        """Why it advertises nothing new, None when it does."""
         return self.objection or self.too_long
 
     def enforcement_on(self, group: str) -> Enforcement:
@@ -279,7 +287,7 @@ class ContainerRef(msgspec.Struct, frozen=True, kw_only=True):
 
 class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
     """What an annotated container asks for: bytes on each of its GPUs (UUIDs). `isolation` is what keeps it from the
-    host."""
+    host, None where nothing does."""
 
     container: ContainerRef
     request_bytes: int
@@ -287,7 +295,7 @@ class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     gpus: tuple[str, ...]
     thread_percent: int | None = None
-    isolation: Isolation = SHARED
+    isolation: Reason | None = None
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,19 +373,17 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         return self.mode is Mode.SM_SHARING or self.default_socket
 
 
-class RefusalCode(StrEnum):
-    """INVALID: the request can never be granted. NO_ROOM and MODE_CONFLICT: not now."""
+class Refusal(Reason, frozen=True):
+    """A valid "no": the message tells the pod's owner what was asked, what is free and what to do.
 
-    INVALID = "invalid"
-    NO_ROOM = "no-room"
-    MODE_CONFLICT = "mode-conflict"
+    `code` is of RefusalCode or EnforcementCode where the request can't be granted at all, else that of what is in the
+    way: OfferCode.
+    """
 
-
-class Refusal(msgspec.Struct, frozen=True):
-    """A valid "no": the text tells the pod's owner what was asked, what is free and what to do."""
-
-    code: RefusalCode
-    text: str
+    @property
+    def is_final(self) -> bool:
+        """Whether it can never be granted here, however long one waits."""
+        return self.code in FINAL
 
 
 def allocation_key(resource: str, device_ids: tuple[str, ...], generation: int) -> str:

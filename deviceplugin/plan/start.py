@@ -7,8 +7,10 @@ from msgspec import structs
 
 from deviceplugin.plan.enforcement import UNKNOWN, level_words, mps_level
 from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, HardAbility
-from deviceplugin.plan.view import service_trouble
+from deviceplugin.plan.reasons import EnforcementCode, OfferCode, StartCode
+from deviceplugin.plan.view import serves
 from mpsd.common.quantity import format_bytes
+from mpsd.common.reason import Reason
 from mpsd.config.model import Enforcement, MpsConfig
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.gpu.model import GpuHealth
@@ -28,11 +30,11 @@ class Way(NamedTuple):
 
 Grant = tuple[Allocation, Way]
 """An allocation that may start, and what it mounts."""
-WAITING = "waiting for the MPS daemon of"
+RELEASED = Reason(StartCode.RELEASED, "its allocation is gone")
 
 
-def start_objection(allocation: Allocation, gpus: Gpus, hard: HardAbility) -> str:
-    """Why a container of this allocation may not start on its GPUs as they are now; empty when it may.
+def start_objection(allocation: Allocation, gpus: Gpus, hard: HardAbility) -> Reason | None:
+    """Why a container of this allocation may not start on its GPUs as they are now; None when it may.
 
     Each GPU must be there and bound to the mode. For sm-sharing its daemon must serve just these GPUs, answer, and hold
     the container to its limit: by a default limit that is not below it, or under MPS protocol 3 by a namespace of its
@@ -52,91 +54,103 @@ def with_effective_enforcement(allocation: Allocation, hard: HardAbility) -> All
     return structs.replace(allocation, enforcement=mps_level(allocation.mode), soft_bytes=0)
 
 
-def hard_objection(allocation: Allocation, hard: HardAbility) -> str:
-    """Why a container of an allocation that was granted hard may not start now; empty for others."""
+def hard_objection(allocation: Allocation, hard: HardAbility) -> Reason | None:
+    """Why a container of an allocation that was granted hard may not start now; None for others."""
     if allocation.enforcement is not Enforcement.HARD:
-        return ""
+        return None
     if not hard.known:
         return UNKNOWN
     now = with_effective_enforcement(allocation, hard)
     if now is allocation:
         if allocation.container is not None and hard.starts_wait:
-            return ""
+            return None
         if allocation.container is not None and hard.kind and not allocation.gpu_kind and "" not in hard.hooked:
             return NO_CDI_OF_PLUGINS  # others get their GPUs by CDI
         return hard.no_setter(allocation.gpu_kind)
     missing = "; ".join(hard.limits.missing)
     if allocation.may_borrow:
-        return f"its limit is above its request, which needs hard limits, and this node has lost them: {missing}"
+        text = f"its limit is above its request, which needs hard limits, and this node has lost them: {missing}"
+        return Reason(StartCode.HARD_LOST, text)
     if now.enforcement.rank < allocation.minimum.rank:
         given = level_words(now.enforcement)
-        return f"it needs a {allocation.minimum} limit, and this node enforces {given} by now: {missing}"
-    return ""
+        text = f"it needs a {allocation.minimum} limit, and this node enforces {given} by now: {missing}"
+        return Reason(StartCode.HARD_LOST, text)
+    return None
 
 
-def gpus_objection(allocation: Allocation, gpus: Gpus) -> str:
+def gpus_objection(allocation: Allocation, gpus: Gpus) -> Reason | None:
     """The part that is the same for all allocations of one mode and limit on the same GPUs."""
     several = len(allocation.gpus) > 1
     for uuid in allocation.gpus:
         gpu = gpus.get(uuid)
         if gpu is None:
-            return f"its GPU {uuid} is not known to mpsd" if several else "its GPU is not known to mpsd"
+            named = f"its GPU {uuid}" if several else "its GPU"
+            return Reason(StartCode.GPU_NOT_KNOWN, f"{named} is not known to mpsd")
         if reason := _gpu_objection(allocation, gpu):
-            return f"GPU {gpu.info.index}: {reason}" if several and not reason.startswith(WAITING) else reason
+            of_one = several and reason.code != StartCode.WAITS_FOR_DAEMON
+            return reason.reworded(f"GPU {gpu.info.index}: {reason}") if of_one else reason
     if allocation.needs_daemon:
         served = {uuid for uuid, gpu in gpus.items() if gpu.group == allocation.group}
         if served != set(allocation.gpus):
-            return f"its MPS daemon serves other GPUs than the {len(allocation.gpus)} of group {allocation.group}"
-    return ""
+            text = f"its MPS daemon serves other GPUs than the {len(allocation.gpus)} of group {allocation.group}"
+            return Reason(StartCode.DAEMON_SERVES_OTHERS, text)
+    return None
 
 
-def _gpu_objection(allocation: Allocation, gpu: GpuStatus) -> str:
+def _gpu_objection(allocation: Allocation, gpu: GpuStatus) -> Reason | None:
     if gpu.health is GpuHealth.LOST:
-        return gpu.reason or "its GPU is lost"
+        return gpu.why or Reason(OfferCode.GPU_NOT_WELL, "its GPU is lost")
     if allocation.needs_daemon:
-        if service_trouble(gpu.daemon):
+        if gpu.daemon is None or not serves(gpu.daemon):
             # Why is said once, of the daemon, not of each container that waits for it.
             owner = f"GPU {gpu.info.index}" if allocation.group == gpu.info.uuid else f"group {allocation.group}"
-            return f"{WAITING} {owner}"
-        assert gpu.daemon is not None
+            return Reason(StartCode.WAITS_FOR_DAEMON, f"waiting for the MPS daemon of {owner}")
         if gpu.daemon.name != allocation.group:
-            return f"its MPS daemon is still that of group {gpu.daemon.name}"
+            text = f"its MPS daemon is still that of group {gpu.daemon.name}"
+            return Reason(StartCode.DAEMON_SERVES_OTHERS, text)
         if reason := _default_limit_objection(allocation, gpu.daemon):
             return reason
     if gpu.mode is not allocation.mode:
-        return f"its GPU is not in {allocation.mode} yet" + (f": {gpu.reason}" if gpu.reason else "")
+        why = f": {gpu.reason}" if gpu.reason else ""
+        return Reason(StartCode.GPU_NOT_IN_MODE, f"its GPU is not in {allocation.mode} yet{why}")
     if allocation.needs_daemon and gpu.daemon is not None and gpu.daemon.unheld:
-        return f"a process that skips MPS could take its GPU: {gpu.daemon.unheld}"
-    return ""
+        return Reason(StartCode.NOT_HELD, f"a process that skips MPS could take its GPU: {gpu.daemon.unheld}")
+    return None
 
 
-def _default_limit_objection(allocation: Allocation, daemon: DaemonStatus) -> str:
+def _default_limit_objection(allocation: Allocation, daemon: DaemonStatus) -> Reason | None:
     if daemon.protocol != 2:
-        return ""
+        return None
     if allocation.default_socket:
-        return "its MPS daemon speaks protocol 2, and memory is borrowed and taken back under protocol 3 only"
+        text = "its MPS daemon speaks protocol 2, and memory is borrowed and taken back under protocol 3 only"
+        return Reason(StartCode.BURST_NEEDS_PROTOCOL_3, text)
     if not daemon.pipe_directory:
-        return "its MPS daemon names no pipe directory"
+        return Reason(StartCode.NO_DIRECTORY, "its MPS daemon names no pipe directory")
     limit_bytes = daemon.pinned_limit_bytes
     if limit_bytes is None or limit_bytes < allocation.limit_bytes:
-        return f"its MPS daemon's default limit of {limit_bytes} bytes is below {allocation.limit_bytes} bytes"
-    return ""
+        text = f"its MPS daemon's default limit of {limit_bytes} bytes is below {allocation.limit_bytes} bytes"
+        return Reason(StartCode.LIMIT_NOT_SET, text)
+    return None
 
 
-def attach_objection(allocation: Allocation, gpus: Gpus) -> str:
+def attach_objection(allocation: Allocation, gpus: Gpus) -> Reason | None:
     """The part that is the allocation's own, under MPS protocol 3: its namespace, or its way to the main socket. Call
     when the GPUs are well."""
     daemon = _daemon(allocation, gpus)
     if daemon is None or daemon.protocol == 2:
-        return ""
+        return None
     attached = _attached(allocation, daemon)
     if attached is None:
-        return "it has no way to its MPS daemon yet" if allocation.default_socket else "it has no MPS namespace yet"
-    if attached.objection:
-        return attached.objection
+        lacks = "way to its MPS daemon" if allocation.default_socket else "MPS namespace"
+        return Reason(StartCode.NO_NAMESPACE, f"it has no {lacks} yet")
+    if attached.why is not None:
+        return attached.why
     if not allocation.default_socket and attached.limit_bytes != allocation.limit_bytes:
-        return f"its MPS namespace is limited to {attached.limit_bytes} bytes, not to {allocation.limit_bytes} bytes"
-    return "" if attached.pipe_directory else "its MPS daemon names no directory for it"
+        text = f"its MPS namespace is limited to {attached.limit_bytes} bytes, not to {allocation.limit_bytes} bytes"
+        return Reason(StartCode.LIMIT_NOT_SET, text)
+    if not attached.pipe_directory:
+        return Reason(StartCode.NO_DIRECTORY, "its MPS daemon names no directory for it")
+    return None
 
 
 def way(allocation: Allocation, gpus: Gpus, mps: MpsConfig) -> Way:
@@ -155,19 +169,20 @@ def configured_shared_memory(allocation: Allocation, mps: MpsConfig) -> str:
     return daemon_dirs(mps, allocation.group).shared_memory if mps.shared_memory else ""
 
 
-def loosened(allocation: Allocation, gpus: Gpus) -> str:
-    """Why a live allocation on several GPUs is held to more than its limit, empty when it is not. Under MPS protocol 2
+def loosened(allocation: Allocation, gpus: Gpus) -> Reason | None:
+    """Why a live allocation on several GPUs is held to more than its limit, None when it is not. Under MPS protocol 2
     the daemon's default alone holds there, and a reload may have raised it."""
     daemon = _daemon(allocation, gpus)
     if daemon is None or daemon.protocol != 2 or len(allocation.gpus) == 1:
-        return ""
+        return None
     default_bytes = daemon.pinned_limit_bytes or 0
     if default_bytes <= allocation.limit_bytes or allocation.enforcement is not Enforcement.COOPERATIVE:
-        return ""
-    return (
+        return None
+    return Reason(
+        EnforcementCode.ONE_LIMIT_PER_GROUP,
         f"its processes are held to {format_bytes(default_bytes)} per GPU by now, not to "
         f"{format_bytes(allocation.limit_bytes)}: MPS protocol 2 has one limit for all of group {allocation.group}, "
-        "and the config raised it"
+        "and the config raised it",
     )
 
 

@@ -15,6 +15,8 @@ from deviceplugin.plan.model import (
     NodeView,
     ResourceView,
 )
+from deviceplugin.plan.reasons import OfferCode
+from mpsd.common.reason import Reason
 from mpsd.config.model import (
     MAX_ADVERTISED_DEVICES,
     Enforcement,
@@ -42,40 +44,49 @@ from mpsd.shares.sizes import (
 )
 
 NOT_KNOWN = HardAbility()
-REGROUPED = "the config groups its GPUs otherwise by now: it takes nothing new, and is regrouped once it holds nothing"
-
-SET_ASIDE = (
+REGROUPED = Reason(
+    OfferCode.GROUP_CHANGES,
+    "the config groups its GPUs otherwise by now: it takes nothing new, and is regrouped once it holds nothing",
+)
+SET_ASIDE = Reason(
+    OfferCode.SET_ASIDE,
     "its GPUs are set aside for annotated pods (`annotations.gpus`); `annotations.share: true` lets resources use "
-    "them, too"
+    "them, too",
 )
 """Of a resource or a group."""
-FOR_ANNOTATED = "set aside for annotated pods: resources take nothing here"
+FOR_ANNOTATED = Reason(OfferCode.SET_ASIDE, "set aside for annotated pods: resources take nothing here")
 """The same of one GPU."""
-
-RESERVED = "a scheduler's reservation pod holds it for annotated pods: resources take nothing new there"
+RESERVED = Reason(
+    OfferCode.RESERVED, "a scheduler's reservation pod holds it for annotated pods: resources take nothing new there"
+)
+NO_GPU_SELECTED = Reason(OfferCode.NO_GPU_SELECTED, "no GPU of this node is open to it")
+NO_GPU = Reason(OfferCode.NO_GPU, "no GPU is known yet")
+NO_MEMBER = Reason(OfferCode.GROUP_INCOMPLETE, "none of its GPUs is known")
 
 ITS_DAEMON = "its MPS daemon"
+NO_DAEMON = Reason(OfferCode.DAEMON_NOT_READY, f"{ITS_DAEMON} has not been started")
 
 
 def gpu_view(
     status: GpuStatus,
     config: NodeConfig,
     *,
-    blocked: str = "",
-    waiting: str = "",
-    daemon_waiting: str = "",
-    reserved: str = "",
+    blocked: Reason | None = None,
+    waiting: Reason | None = None,
+    daemon_waiting: Reason | None = None,
+    reserved: Reason | None = None,
     protocol: int = 2,
 ) -> GpuView:
     """One GPU. The reasons given are those that need history, an operator, the kubelet or the CDI directories."""
-    lost = status.reason or "the GPU is lost" if status.health is GpuHealth.LOST else ""
-    if status.health not in (GpuHealth.OK, GpuHealth.LOST):
-        waiting = status.reason or f"the GPU is {status.health}"
+    lost = None
+    if status.health is not GpuHealth.OK:
+        why = status.why or Reason(OfferCode.GPU_NOT_WELL, f"the GPU is {status.health}")
+        lost, waiting = (why, waiting) if status.health is GpuHealth.LOST else (None, why)
     return GpuView(
         info=status.info,
         usable_bytes=usable_bytes(status.info, config.memory_reserve_bytes),
         lost=lost,
-        blocked=status.not_shared or blocked,
+        blocked=status.why_not_shared or blocked,
         waiting=waiting,
         daemon_waiting=daemon_waiting,
         protocol=protocol,
@@ -85,21 +96,19 @@ def gpu_view(
     )
 
 
-def daemon_trouble(status: GpuStatus) -> str:
-    """Why nothing new should come to the GPU's MPS daemon now, empty when it may."""
+def daemon_trouble(status: GpuStatus) -> Reason | None:
+    """Why nothing new should come to the GPU's MPS daemon now, None when it may."""
     daemon = status.daemon
-    if daemon is not None and daemon.state is DaemonState.DRAINING and not daemon.wedged:
-        return daemon_text(daemon)
-    return service_trouble(daemon)
-
-
-def service_trouble(daemon: DaemonStatus | None) -> str:
-    """Why an MPS daemon does not serve the containers it has, empty when it does. A draining one does."""
     if daemon is None:
-        return f"{ITS_DAEMON} has not been started"
-    if daemon.state in (DaemonState.READY, DaemonState.DRAINING) and not daemon.wedged:
-        return ""
-    return daemon_text(daemon)
+        return NO_DAEMON
+    if daemon.state is DaemonState.READY and not daemon.wedged:
+        return None
+    return Reason(OfferCode.DAEMON_NOT_READY, daemon_text(daemon))
+
+
+def serves(daemon: DaemonStatus) -> bool:
+    """Whether an MPS daemon serves the containers it has. A draining one does."""
+    return daemon.state in (DaemonState.READY, DaemonState.DRAINING) and not daemon.wedged
 
 
 def daemon_state(daemon: DaemonStatus) -> str:
@@ -175,39 +184,46 @@ def group_views(
     wanted = {group.name: group for group in groups(config, infos, {})}
     views = []
     for name, group in now.items():
-        objection = group.objection
-        if not objection and name in held and (name not in wanted or wanted[name].gpus != group.gpus):
+        objection = _objection(group)
+        if objection is None and name in held and (name not in wanted or wanted[name].gpus != group.gpus):
             objection = REGROUPED
         views.append(_group_view(config, group, gpus, objection, is_held=name in held, complete=complete))
     owners = group_of(now.values())
     for name, group in wanted.items():
         if name not in now:
             others = sorted({owners[uuid].name for uuid in group.gpus if uuid in owners})
-            objection = group.objection or f"allocations granted on {', '.join(others)} must end first"
+            waits = Reason(OfferCode.GROUP_CHANGES, f"allocations granted on {', '.join(others)} must end first")
+            objection = _objection(group) or waits
             views.append(_group_view(config, group, gpus, objection, is_held=False, complete=complete))
     return views
 
 
 def _group_view(
-    config: NodeConfig, group: Group, gpus: Mapping[str, GpuView], objection: str, *, is_held: bool, complete: bool
+    config: NodeConfig,
+    group: Group,
+    gpus: Mapping[str, GpuView],
+    objection: Reason | None,
+    *,
+    is_held: bool,
+    complete: bool,
 ) -> GroupView:
     members = tuple(gpus[uuid] for uuid in group.gpus if uuid in gpus)
     unknown = [uuid for uuid in group.gpus if uuid not in gpus]
     infos = [gpu.info for gpu in members]
     usable = group_usable_bytes(config, infos)
-    unlisted = "" if is_held else objection
+    unlisted = None if is_held else objection
     if not members:
-        unlisted = objection or "none of its GPUs is known"
+        unlisted = objection or NO_MEMBER
     view = GroupView(
         group=group,
         members=members,
         usable_bytes=usable,
         unlisted=unlisted,
         lost=_first(members, [gpu.lost for gpu in members])
-        or (f"GPU {unknown[0]} is gone" if unknown and complete else ""),
+        or (Reason(OfferCode.GPU_NOT_REPORTED, f"GPU {unknown[0]} is gone") if unknown and complete else None),
         blocked=objection or _first(members, [gpu.blocked for gpu in members]),
         waiting=_first(members, [gpu.waiting for gpu in members])
-        or (f"GPU {unknown[0]} is not known yet" if unknown else ""),
+        or (Reason(OfferCode.GROUP_INCOMPLETE, f"GPU {unknown[0]} is not known yet") if unknown else None),
         daemon_waiting=_first(members, [gpu.daemon_waiting for gpu in members]),
         reserved=_first(members, [gpu.reserved for gpu in members]),
     )
@@ -215,11 +231,16 @@ def _group_view(
     return structs.replace(view, burst=burst)
 
 
-def _first(members: Sequence[GpuView], reasons: Sequence[str]) -> str:
+def _objection(group: Group) -> Reason | None:
+    return Reason(OfferCode.GROUP_CHANGES, group.objection) if group.objection else None
+
+
+def _first(members: Sequence[GpuView], reasons: Sequence[Reason | None]) -> Reason | None:
     """The first reason, naming its GPU unless it is the same for all."""
     if len(set(reasons)) <= 1:
-        return reasons[0] if reasons else ""
-    return next(f"GPU {gpu.index}: {reason}" for gpu, reason in zip(members, reasons, strict=True) if reason)
+        return reasons[0] if reasons else None
+    pairs = zip(members, reasons, strict=True)
+    return next(reason.reworded(f"GPU {gpu.index}: {reason}") for gpu, reason in pairs if reason is not None)
 
 
 def resource_view(
@@ -227,44 +248,45 @@ def resource_view(
 ) -> ResourceView:
     """Sizes and objections of one resource, without its ID tables."""
     delivery = config.cdi.delivery
-    objection, waiting = enforcement.objection(resource, delivery, hard), ""
-    if objection and not hard.known:
+    objection, waiting = enforcement.objection(resource, delivery, hard), None
+    if objection is not None and not hard.known:
         hard = hard.assuming_proven()
         objection = enforcement.objection(resource, delivery, hard)
         waiting = enforcement.UNKNOWN
     given = enforcement.level(resource.mode, delivery, hard)
     sizes: dict[str, ShareSize] = {}
-    unfit: dict[str, str] = {}
-    unheld: dict[str, str] = {}
+    unfit: dict[str, Reason] = {}
+    unheld: dict[str, Reason] = {}
     for group in by_name.values():
         if not is_selected(resource, config, group.group, [gpu.info for gpu in group.members]):
             continue
         size, loose = _size_on(resource, config, group, given)
-        if isinstance(size, str):
+        if isinstance(size, Reason):
             unfit[group.name] = size
             continue
         sizes[group.name] = size
-        if loose:
+        if loose is not None:
             unheld[group.name] = loose
-    if not objection and not sizes:
+    if objection is None and not sizes:
         if any(group.members for group in by_name.values()):
             others = (reason for reason in unfit.values() if reason != SET_ASIDE)
-            objection = next(others, SET_ASIDE if unfit else "no GPU of this node is open to it")
+            objection = next(others, SET_ASIDE if unfit else NO_GPU_SELECTED)
         else:
-            objection = "no GPU is known yet"
+            objection = NO_GPU
     slots = {
         name: slot_count(resource, by_name[name].usable_bytes, min(gpu.client_limit for gpu in by_name[name].members))
         for name in sizes
     }
     total = sum(slots.values())
-    too_long = ""
-    if objection:
+    too_long = None
+    if objection is not None:
         slots = {}
     elif total > MAX_ADVERTISED_DEVICES:
         slots = {}
-        too_long = (
+        too_long = Reason(
+            OfferCode.TOO_MANY_DEVICES,
             f"it would list {total} devices, more than the {MAX_ADVERTISED_DEVICES} a kubelet safely takes: "
-            "use a larger unit or fewer GPUs"
+            "use a larger unit or fewer GPUs",
         )
     return ResourceView(
         resource=resource,
@@ -282,24 +304,25 @@ def resource_view(
 
 def _size_on(
     resource: Resource, config: NodeConfig, group: GroupView, given: Enforcement
-) -> tuple[ShareSize | str, str]:
+) -> tuple[ShareSize | Reason, Reason | None]:
     """How large a share is on a group that its resource selects, or why there can be none; and why its limit would not
-    be held there, empty when it is."""
+    be held there, None when it is."""
     infos = [gpu.info for gpu in group.members]
-    size = share_size(resource, group.usable_bytes)
     if set_aside(config, infos):
-        size = SET_ASIDE
-    elif group.unlisted:
-        size = group.unlisted
-    elif not isinstance(size, str):
-        size = enforcement.burst_objection(resource, group) or enforcement.percentage_objection(resource, group) or size
-    if isinstance(size, str) or given is Enforcement.HARD:
-        return size, ""
+        return SET_ASIDE, None
+    if group.unlisted is not None:
+        return group.unlisted, None
+    size = share_size(resource, group.usable_bytes)
+    if isinstance(size, str):
+        return Reason(OfferCode.TOO_LARGE, size), None
+    unfit = enforcement.burst_objection(resource, group) or enforcement.percentage_objection(resource, group)
+    if unfit is not None or given is Enforcement.HARD:
+        return unfit or size, None
     default = largest_limit_bytes(config.resources, config, group.group, infos, group.usable_bytes)
     loose = enforcement.capability_objection(resource, group, given) or enforcement.one_limit_objection(
         resource, group, size.limit_bytes, default or 0
     )
-    return (loose, "") if loose and resource.enforcement.rank > 0 else (size, loose)
+    return (loose, None) if loose is not None and resource.enforcement.rank > 0 else (size, loose)
 
 
 def _same(old: ResourceView, new: ResourceView) -> bool:

@@ -6,7 +6,8 @@ from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.holders.model import Observation, Shares
 from deviceplugin.grants.ledger import LedgerError
 from deviceplugin.plan import ids
-from deviceplugin.plan.model import Allocation, Refusal, RefusalCode
+from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.plan.reasons import OfferCode
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 
@@ -35,11 +36,12 @@ class Adoption:
                 outcome = self._broker.adopt(*shares, answered.key)
             except GpufracError as error:
                 recorded = recorded and not isinstance(error, LedgerError)
-                outcome = Refusal(RefusalCode.INVALID, str(error))
+                outcome = Refusal(OfferCode.NO_RECORDS, str(error))
             if isinstance(outcome, Refusal):
-                refused[shares] = outcome.text
-                if self._refused.get(shares) != outcome.text:
-                    log.error("cannot adopt a container that holds our shares", reason=outcome.text, **facts)
+                refused[shares] = outcome.message
+                if self._refused.get(shares) != outcome.message:
+                    facts |= {"code": outcome.code, "reason": outcome.message}
+                    log.error("cannot adopt a container that holds our shares", **facts)
             else:
                 log.warning("adopted a container that held our shares without a record", key=outcome.key, **facts)
         self._refused = refused

@@ -10,6 +10,7 @@ from deviceplugin.reconcile.firstlook import FirstLook, Looked
 from deviceplugin.reconcile.lastowners import LastOwners
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.localapi.snapshot import Desired
 
 log = get_logger("plugin")
@@ -47,9 +48,9 @@ class Attacher:
         self._verified_s = 0.0
         self._pushed: Desired | None = None
         self._push_needed = True
-        self._ledger_error = ""
+        self._ledger_error: Reason | None = None
         self._ledger_probed = False
-        self.held_back: dict[str, str] = {}
+        self.held_back: dict[str, Reason] = {}
 
     def round(self) -> float:
         """One round of the thread. Seconds until the next is due, whatever happens."""

@@ -21,8 +21,10 @@ from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.start import with_effective_enforcement
 from deviceplugin.reconcile.environments import deviations
 from deviceplugin.reconcile.markers import MARKED, Markers, PodView, Verdict, VerdictCode
+from deviceplugin.reconcile.reasons import HeldCode
 from mpsd.common.log import get_logger
 from mpsd.common.processes import PodProcess, start_time
+from mpsd.common.reason import Reason
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import Mode
 from mpsd.localapi.snapshot import DaemonState, GpuClients, GpuStatus
@@ -37,8 +39,8 @@ class Enforced(msgspec.Struct, frozen=True):
     """By key of the allocation: why its container runs unenforced; what else somebody should know of it, such as that
     nothing can be told."""
 
-    unenforced: Mapping[str, str] = {}
-    doubts: Mapping[str, str] = {}
+    unenforced: Mapping[str, Reason] = {}
+    doubts: Mapping[str, Reason] = {}
 
 
 def _is_alive(process: PodProcess) -> bool:
@@ -77,7 +79,7 @@ class EnforcementCheck:
         """Of those whose marker was not seen, as of the last look."""
         self._first: dict[str, PodProcess] = {}
         """The first process of each container whose marker was seen."""
-        self._past_mps: dict[str, str] = {}
+        self._past_mps: dict[str, Reason] = {}
         self.found = Enforced()
 
     def look(self, published: Collection[str], containers: Containers) -> None:
@@ -95,24 +97,27 @@ class EnforcementCheck:
         self._past_mps = self._outside_mps(allocations, inspection)
         unenforced = self._past_mps | _doubled(holders, set(inspection.view.resources), containers)
         self._look_at_markers(inspection, holders, published - unenforced.keys(), containers)
-        doubts: dict[str, str] = {}
+        doubts: dict[str, Reason] = {}
         for key, verdict in self._verdicts.items():
             if verdict.message:
-                (unenforced if verdict.unenforced else doubts).setdefault(key, verdict.message)
+                (unenforced if verdict.unenforced else doubts).setdefault(key, Reason(verdict.code, verdict.message))
         gpus = {gpu.info.uuid: gpu for gpu in inspection.node.gpus}
         for allocation in allocations:
             if (first := self._first.get(allocation.key)) is None:
                 continue
-            apart = isolation.USER_NAMESPACE if first.own_users else isolation.SHARED
-            if apart.level(allocation.enforcement) is not allocation.enforcement:
-                unenforced.setdefault(allocation.key, apart.message)
+            apart = isolation.USER_NAMESPACE
+            left = isolation.level_left(apart, allocation.enforcement)
+            if first.own_users and left is not allocation.enforcement:
+                unenforced.setdefault(allocation.key, apart)
             for one in deviations(allocation, first.variables, default_limit_bytes=_default_limit(allocation, gpus)):
-                (unenforced if one.unheld else doubts).setdefault(allocation.key, one.message)
+                (unenforced if one.unheld else doubts).setdefault(allocation.key, Reason(one.code, one.message))
         doubts = {key: text for key, text in doubts.items() if key not in unenforced}
         for key in unenforced.keys() - self.found.unenforced.keys():
-            log.error("a container runs unenforced", key=key, reason=unenforced[key])
+            why = unenforced[key]
+            log.error("a container runs unenforced", key=key, code=why.code, reason=why.message)
         for key in doubts.keys() - self.found.doubts.keys():
-            log.warning("a container may not be as granted", key=key, reason=doubts[key])
+            why = doubts[key]
+            log.warning("a container may not be as granted", key=key, code=why.code, reason=why.message)
         self.found = Enforced(unenforced, doubts)
 
     def _look_at_markers(
@@ -148,7 +153,7 @@ class EnforcementCheck:
         """Whether the kubelet has made the directory it makes before it creates a container."""
         return os.path.isdir(os.path.join(self._pods_directory, holder.pod_uid, "containers", holder.container))
 
-    def _outside_mps(self, allocations: Iterable[Allocation], inspection: Inspection) -> dict[str, str]:
+    def _outside_mps(self, allocations: Iterable[Allocation], inspection: Inspection) -> dict[str, Reason]:
         """Allocations that a process uses past the MPS daemon, and so past their limit. A container may: nothing but
         its environment and the compute mode, which MPS protocol 3 leaves at DEFAULT, lead it to the daemon."""
         gpus = {gpu.info.uuid: gpu for gpu in inspection.node.gpus if _tells_clients(gpu)}
@@ -165,7 +170,8 @@ class EnforcementCheck:
         found = {}
         for allocation in live:
             if pids := _plain(allocation, fresh, pods):
-                found[allocation.key] = f"pid {pids} uses its GPU past MPS: it is not held to the limit"
+                text = f"pid {pids} uses its GPU past MPS: it is not held to the limit"
+                found[allocation.key] = Reason(HeldCode.PAST_MPS, text)
             elif allocation.key in self._past_mps and not fresh.keys() >= gpus.keys() & set(allocation.gpus):
                 found[allocation.key] = self._past_mps[allocation.key]
         return found
@@ -198,14 +204,15 @@ class EnforcementCheck:
         return views
 
 
-def _doubled(holders: Mapping[str, Holder], ours: set[str], containers: Containers) -> dict[str, str]:
+def _doubled(holders: Mapping[str, Holder], ours: set[str], containers: Containers) -> dict[str, Reason]:
     """Allocations of containers that hold two of our resources: only one limit takes effect (verified)."""
     found = {}
     for key, holder in holders.items():
         by_resource = containers.get((holder.namespace, holder.pod, holder.container), {})
         both = sorted(ours & by_resource.keys())
         if len(both) > 1:
-            found[key] = f"its container holds {' and '.join(both)}: only one of them takes effect"
+            text = f"its container holds {' and '.join(both)}: only one of them takes effect"
+            found[key] = Reason(HeldCode.TWO_RESOURCES, text)
     return found
 
 

@@ -7,7 +7,6 @@ looked at in the container's own process.
 
 import re
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 
 import msgspec
 
@@ -15,6 +14,7 @@ from deviceplugin.nri.runtimes import CDI_WINS_IN
 from deviceplugin.plan import render
 from deviceplugin.plan.model import Allocation
 from mpsd.common.quantity import format_bytes, quoted
+from mpsd.common.reason import Code
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import MIB
 
@@ -30,14 +30,17 @@ _UNITS = {"M": MIB, "G": 1024 * MIB}
 _INSTEAD = f"take it out of the pod and its image, or use a container runtime where CDI devices win: {CDI_WINS_IN}"
 
 
-class DeviationCode(StrEnum):
+_TAKE_IT_OUT = "Take the variable out of the pod and its image, or use a runtime where CDI devices win."
+
+
+class DeviationCode(Code):
     """In what a container's environment differs from what was granted."""
 
-    OTHER_DEVICES = "OtherDevices"
-    HIGHER_LIMIT = "HigherLimit"
-    OTHER_DAEMON = "OtherDaemon"
-    HIGHER_THREADS = "HigherThreads"
-    OTHER_CGROUP_LIMIT = "OtherCgroupLimit"
+    OTHER_DEVICES = "OtherDevices", "It may use GPUs that were not granted.", _TAKE_IT_OUT
+    HIGHER_LIMIT = "HigherLimit", "Its processes may take more memory than its limit.", _TAKE_IT_OUT
+    OTHER_DAEMON = "OtherDaemon", "It does not reach its MPS daemon.", _TAKE_IT_OUT
+    HIGHER_THREADS = "HigherThreads", "It may use more of the GPU's compute than granted.", _TAKE_IT_OUT
+    OTHER_CGROUP_LIMIT = "OtherCgroupLimit", "Its memory limit had to be set again after it started.", _TAKE_IT_OUT
 
 
 class Deviation(msgspec.Struct, frozen=True):

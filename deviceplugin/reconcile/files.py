@@ -11,7 +11,9 @@ from cdi.writer import Applied
 from deviceplugin.grants.reader import Reader
 from deviceplugin.plan import render
 from deviceplugin.plan.start import Grant
+from deviceplugin.reconcile.reasons import FileCode
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 
 log = get_logger("plugin")
 
@@ -47,7 +49,7 @@ class PermissionFiles:
         self.settable = False
         """Whether files tell the toolkit's hook a limit at every level."""
         self.written: frozenset[str] = frozenset()
-        self.error = ""
+        self.error: Reason | None = None
         self.objections: tuple[str, ...] = ()
 
     def wait(self, key: str, timeout_s: float) -> Grant | None:
@@ -119,9 +121,10 @@ class PermissionFiles:
 
     def note(self, problems: list[str]) -> None:
         """Says once what went wrong in a round, and what others did."""
-        error = "; ".join([problem for problem in problems if problem][:3])
-        if error and error != self.error:
-            log.error("CDI files do not match what is permitted", error=error)
+        text = "; ".join([problem for problem in problems if problem][:3])
+        error = Reason(FileCode.NOT_AS_PERMITTED, text) if text else None
+        if error is not None and error != self.error:
+            log.error("CDI files do not match what is permitted", error=text)
         self.error = error
         objections = self._specs.objections
         for text in objections:

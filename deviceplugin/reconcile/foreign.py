@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from deviceplugin.grants.holders.model import Observation
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.plan import ids
+from deviceplugin.plan.reasons import OfferCode
+from mpsd.common.reason import Reason
 from mpsd.config.model import AnnotationsConfig
 
 
@@ -18,15 +20,15 @@ class InitHolders:
 
     def __init__(self) -> None:
         self._listed: set[tuple[str, str]] = set()
-        self._reasons: dict[str, str] = {}
+        self._reasons: dict[str, Reason] = {}
         self.entries: frozenset[str] = frozenset()
         """Names of the entries that hold a GPU by the checkpoint's word alone: of plain init containers, or stale."""
 
-    def look(self, seen: Observation, ours: Collection[str], gpus: Collection[str]) -> Mapping[str, str]:
+    def look(self, seen: Observation, ours: Collection[str], gpus: Collection[str]) -> Mapping[str, Reason]:
         """GPU -> reason. While the checkpoint can't be read its last word counts."""
         if seen.checkpointed is None:
             return self._reasons
-        reasons: dict[str, str] = {}
+        reasons: dict[str, Reason] = {}
         entries: set[str] = set()
         containers: set[tuple[str, str]] = set()
         for (resource, device_ids), holder in seen.checkpointed.items():
@@ -42,7 +44,7 @@ class InitHolders:
             elif container not in self._listed:
                 pod = f"pod {holder.namespace}/{holder.pod}" if holder.pod else f"the pod of UID {holder.pod_uid}"
                 for gpu in held:
-                    reasons[gpu] = f"{pod} holds it through {resource} in its init container {holder.container}"
+                    reasons[gpu] = _held(f"{pod} holds it through {resource} in its init container {holder.container}")
                 entries.add("/".join((*container, resource)))
         self._listed &= containers
         self._reasons, self.entries = reasons, frozenset(entries)
@@ -51,21 +53,25 @@ class InitHolders:
 
 def foreign_holders(
     containers: Containers, ours: list[str], gpus: set[str], reserved: Mapping[str, str]
-) -> dict[str, str]:
+) -> dict[str, Reason]:
     """GPUs that other resources' devices name: GPU -> reason (pure).
 
     Args:
         reserved: GPUs that are held for annotated pods, and by which pod.
     """
     mine = set(ours)
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Reason] = {}
     for (namespace, pod, _), by_resource in containers.items():
         holder = f"{namespace}/{pod}"
         for resource, device_ids in by_resource.items():
             for uuid in gpus_of(device_ids, gpus) if resource not in mine else ():
                 if reserved.get(uuid) != holder:
-                    reasons[uuid] = f"pod {holder} holds it through {resource}"
+                    reasons[uuid] = _held(f"pod {holder} holds it through {resource}")
     return reasons
+
+
+def _held(text: str) -> Reason:
+    return Reason(OfferCode.HELD_BY_OTHER_PLUGIN, text)
 
 
 RESERVATION_POD = "gpu-reservation-"

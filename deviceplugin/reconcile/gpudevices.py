@@ -18,7 +18,9 @@ from cdi.registry import GPU_KINDS, Registry, find_gpu_kind
 from deviceplugin.grants.broker import Broker
 from deviceplugin.plan import render
 from deviceplugin.plan.model import newer
+from deviceplugin.plan.reasons import OfferCode
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.config.model import GpuDevices
 from mpsd.localapi.snapshot import GpuStatus, HardLimits, Snapshot
 
@@ -39,7 +41,7 @@ class Choice(msgspec.Struct, frozen=True):
     kind: str
     reason: str = ""
     hooked: frozenset[str] = frozenset()
-    trouble: dict[str, str] = msgspec.field(default_factory=dict)
+    trouble: dict[str, Reason] = msgspec.field(default_factory=dict)
 
 
 def choose(
@@ -77,7 +79,8 @@ def choose(
             hooked,
         )
     # What its specs will carry when they are back is what they carried before.
-    return Choice(before.kind or GPU_KINDS[0], why, before.hooked, dict(found.reasons))
+    trouble = {uuid: Reason(OfferCode.NO_CDI_DEVICE, reason) for uuid, reason in found.reasons.items()}
+    return Choice(before.kind or GPU_KINDS[0], why, before.hooked, trouble)
 
 
 class DeviceChooser:

@@ -19,12 +19,15 @@ from deviceplugin.grants.inspection import Inspection
 from deviceplugin.grants.reader import Reader
 from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.render import CGROUP_LIMITS
+from deviceplugin.reconcile.reasons import HeldCode
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.processes import container_cgroup, processes_of_pods, start_time
 from mpsd.common.quantity import format_bytes
+from mpsd.common.reason import Reason
 from mpsd.config.model import Enforcement
 from mpsd.limits.model import same_limit
+from mpsd.localapi.reasons import LimitReadingCode
 from mpsd.localapi.snapshot import LimitQuery, LimitReading
 
 log = get_logger("plugin")
@@ -55,8 +58,8 @@ class LimitState(msgspec.Struct, frozen=True):
     """What is known of the limits of one running allocation. `trouble`: not in force, and what was done; `unknown`: why
     that can't be told now. `used_bytes` is the most on any of its GPUs."""
 
-    trouble: str = ""
-    unknown: str = ""
+    trouble: Reason | None = None
+    unknown: Reason | None = None
     used_bytes: int | None = None
 
 
@@ -143,7 +146,9 @@ class LimitKeeper:
             for begin in range(0, len(asked), QUERIES):
                 readings += self._mpsd.limits([query for _, query in asked[begin : begin + QUERIES]])
         except GpufracError as error:
-            readings += [LimitReading(error=str(error))] * (len(asked) - len(readings))
+            readings += [LimitReading(error=str(error), error_code=LimitReadingCode.NOT_ASKED)] * (
+                len(asked) - len(readings)
+            )
         states: dict[str, LimitState] = {}
         for (allocation, query), reading in zip(asked, readings, strict=True):
             before = states.get(allocation.key, LimitState())
@@ -163,7 +168,8 @@ class LimitKeeper:
             return self._judge_unheld(query, reading, before)
         if reading.error:
             old = self.report.get(allocation.key, LimitState())
-            unknown = before.unknown or f"whether its memory limit is in force can't be told: {reading.error}"
+            text = f"whether its memory limit is in force can't be told: {reading.error}"
+            unknown = before.unknown or Reason(HeldCode.LIMIT_NOT_TOLD, text)
             return LimitState(before.trouble or old.trouble, unknown, before.used_bytes)
         used_bytes = max(reading.used_bytes, before.used_bytes or 0)
         in_force = same_limit(allocation.limit_bytes, reading.hard_bytes)
@@ -175,14 +181,12 @@ class LimitKeeper:
             done, hard_bytes = "left as it is, as a limit in force is never raised", reading.hard_bytes
             soft_bytes = min(soft_bytes, reading.soft_bytes)
             if same_limit(soft_bytes, reading.soft_bytes):
-                return LimitState(
-                    before.trouble or f"{_wrong(allocation, reading)}: {done}", before.unknown, used_bytes
-                )
+                return LimitState(before.trouble or _wrong(allocation, reading, done), before.unknown, used_bytes)
         try:
             self._mpsd.set_limits(query.gpu, query.cgroup, soft_bytes, hard_bytes)
         except GpufracError as error:
             done = f"it can't be set again: {error}"
-        return LimitState(before.trouble or f"{_wrong(allocation, reading)}: {done}", before.unknown, used_bytes)
+        return LimitState(before.trouble or _wrong(allocation, reading, done), before.unknown, used_bytes)
 
     def _judge_unheld(self, query: LimitQuery, reading: LimitReading, before: LimitState) -> LimitState:
         """Of a container whose limit is not its cgroup's: that may not guarantee it anything."""
@@ -194,7 +198,8 @@ class LimitKeeper:
         except GpufracError as error:
             done = f"it can't be taken back: {error}"
         had = f"{format_bytes(reading.soft_bytes)} of GPU memory was guaranteed to its cgroup and not granted: {done}"
-        return LimitState(before.trouble or f"{had}; look for {CGROUP_LIMITS[0]} in its pod and image")
+        text = f"{had}; look for {CGROUP_LIMITS[0]} in its pod and image"
+        return LimitState(before.trouble or Reason(HeldCode.NOT_GRANTED, text))
 
     def _clear(self, live: Mapping[str, Allocation], vacated: frozenset[str]) -> None:
         """What a cgroup reserves on its ancestors stays there when it goes (MPS memory partitioning), so it is given
@@ -222,15 +227,19 @@ class LimitKeeper:
             before = self.report.get(key, LimitState())
             if state.trouble and not before.trouble:
                 self.drifts += 1
-                log.error("a memory limit is not in force", key=key, reason=state.trouble)
+                log.error("a memory limit is not in force", key=key, reason=state.trouble.message)
             elif before.trouble and not state.trouble:
                 log.info("a memory limit is in force again", key=key)
             if state.unknown and not before.unknown:
-                log.warning("a memory limit can't be read back", key=key, reason=state.unknown)
+                log.warning("a memory limit can't be read back", key=key, reason=state.unknown.message)
         self.report = states
 
 
-def _wrong(allocation: Allocation, reading: LimitReading) -> str:
+def _wrong(allocation: Allocation, reading: LimitReading, done: str) -> Reason:
+    return Reason(HeldCode.LIMIT_NOT_IN_FORCE, f"{_difference(allocation, reading)}: {done}")
+
+
+def _difference(allocation: Allocation, reading: LimitReading) -> str:
     hard = "no limit" if reading.hard_bytes is None else f"a limit of {format_bytes(reading.hard_bytes)}"
     if not same_limit(allocation.limit_bytes, reading.hard_bytes):
         return f"its memory limit is not in force: reads back {hard} instead of {format_bytes(allocation.limit_bytes)}"

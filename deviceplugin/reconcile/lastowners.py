@@ -9,7 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from deviceplugin.grants.clients import Pods, is_of, pids_text
 from deviceplugin.grants.reader import Reader
 from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.reasons import StartCode
+from deviceplugin.reconcile.reasons import ReleaseCode
 from mpsd.common.processes import PodProcess
+from mpsd.common.reason import Reason
 from mpsd.localapi.snapshot import GpuClients
 
 Processes = Mapping[str, Sequence[PodProcess]]
@@ -37,9 +40,9 @@ class LastOwners:
         self._reader, self._look_up = reader, look_up
         self._pod_processes, self._pod_exists = pod_processes, pod_exists
 
-    def hold_back(self, young: Iterable[Allocation]) -> dict[str, str]:
+    def hold_back(self, young: Iterable[Allocation]) -> dict[str, Reason]:
         """Which of these new allocations must wait, and why."""
-        held_back: dict[str, str] = {}
+        held_back: dict[str, Reason] = {}
         for allocation in young:
             older = self._reader.predecessors(allocation)
             if not older:
@@ -48,14 +51,15 @@ class LastOwners:
             own = pods.get(allocation.key, ())
             unknown, alive = living(allocation.gpus, clients, older, pods, but=own)
             if unknown:
-                held_back[allocation.key] = f"whether its last owner is gone can't be told: {unknown}"
+                held_back[allocation.key] = _in_use(f"whether its last owner is gone can't be told: {unknown}")
             elif alive:
-                held_back[allocation.key] = f"pid {alive} of the share's last owner still uses the GPU"
+                held_back[allocation.key] = _in_use(f"pid {alive} of the share's last owner still uses the GPU")
             elif alive := self._still_ending(older, pods, own):
-                held_back[allocation.key] = f"pid {alive} of the share's last owner still runs and may use the GPU"
+                text = f"pid {alive} of the share's last owner still runs and may use the GPU"
+                held_back[allocation.key] = _in_use(text)
         return held_back
 
-    def objections(self, going: Iterable[Allocation], clients: Mapping[str, GpuClients]) -> dict[str, str]:
+    def objections(self, going: Iterable[Allocation], clients: Mapping[str, GpuClients]) -> dict[str, Reason]:
         """Which of these allocations, whose pods are gone, may not be released, and why. By one look at all processes:
         a whole node may be emptied at once.
 
@@ -64,22 +68,22 @@ class LastOwners:
         """
         pods, processes = self._reader.pods(), self._pod_processes()
         reasons = {a.key: self._objection(a, clients, pods, processes) for a in going}
-        return {key: reason for key, reason in reasons.items() if reason}
+        return {key: reason for key, reason in reasons.items() if reason is not None}
 
     def _objection(
         self, allocation: Allocation, clients: Mapping[str, GpuClients], pods: Pods, processes: Processes
-    ) -> str:
+    ) -> Reason | None:
         lost = self._reader.node.lost(allocation.gpus)
         there = [gpu for gpu in allocation.gpus if gpu not in lost]
         unknown, alive = living(there, clients, {allocation.key}, pods)
         if unknown:
-            return f"mpsd can't say whether its processes live: {unknown}"
+            return Reason(ReleaseCode.NOT_KNOWN, f"mpsd can't say whether its processes live: {unknown}")
         if alive:
-            return f"its pod is gone but pid {alive} still uses the GPU"
+            return Reason(ReleaseCode.USES_GPU, f"its pod is gone but pid {alive} still uses the GPU")
         gone = pods.get(allocation.key, ())  # somebody else may have released it meanwhile
         if alive := _running(processes, gone, {allocation.key} if lost or not gone else ()):
-            return f"its pod is gone but pid {alive} still runs and may use the GPU"
-        return ""
+            return Reason(ReleaseCode.STILL_RUNS, f"its pod is gone but pid {alive} still runs and may use the GPU")
+        return None
 
     def have_run(self, keys: Collection[str]) -> set[str]:
         """Which of these allocations a process was started with."""
@@ -93,6 +97,10 @@ class LastOwners:
         there = {uid for key in keys for uid in pods.get(key, ()) if uid not in own and self._pod_exists(uid)}
         unseen = {key for key in keys if not pods.get(key)}
         return _running(self._pod_processes(), there, unseen, but=own) if there or unseen else ""
+
+
+def _in_use(text: str) -> Reason:
+    return Reason(StartCode.SHARES_IN_USE, text)
 
 
 def _running(

@@ -8,27 +8,41 @@ read, that it has none can't be said: that is a third answer.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from enum import StrEnum
 
 import msgspec
 
-from deviceplugin.plan.isolation import SHARED, Isolation
 from mpsd.common.marker import MARKER
 from mpsd.common.processes import PodProcess
+from mpsd.common.reason import Code, Reason
 
 SUSPECT_S = 20.0
 
 
-class VerdictCode(StrEnum):
-    """MARKED is fine. WAITING: nothing can be said yet. UNREADABLE: nor later, as things are. SANDBOX: its processes
-    are not on this host."""
+class VerdictCode(Code):
+    """What the processes of a container tell of whether it runs with our edits."""
 
-    WAITING = "Waiting"
-    MARKED = "Marked"
-    UNMARKED_CLIENT = "UnmarkedClient"
-    NO_MARKER = "NoMarker"
-    UNREADABLE = "Unreadable"
-    SANDBOX = "Sandbox"
+    WAITING = "Waiting", "Nothing can be said yet.", "Nothing."
+    MARKED = "Marked", "It runs with our edits.", "Nothing."
+    UNMARKED_CLIENT = (
+        "UnmarkedClient",
+        "A process of its pod uses the GPU without our marker, so it is not held to the limit.",
+        "See that the container runtime has CDI enabled, and end the pod.",
+    )
+    NO_MARKER = (
+        "NoMarker",
+        "No process of its pod carries our marker: the runtime did not apply our CDI device.",
+        "Enable CDI in the container runtime, and end the pod.",
+    )
+    UNREADABLE = (
+        "Unreadable",
+        "The plugin may not read its processes, so nothing can be said of it.",
+        "Run the plugin as root and privileged, or with capability SYS_PTRACE.",
+    )
+    SANDBOX = (
+        "NotOnThisHost",
+        "Its processes are in a sandbox, not on this host.",
+        "Leave `runtimeClassName` out.",
+    )
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -65,7 +79,7 @@ class PodView(msgspec.Struct, frozen=True):
     expected: int
     unmarked_clients: tuple[int, ...] = ()
     unreadable: bool = False
-    isolation: Isolation = SHARED
+    isolation: Reason | None = None
 
 
 class Markers:
@@ -112,7 +126,7 @@ class Markers:
                 VerdictCode.UNMARKED_CLIENT,
                 f"pid {pids} of its pod uses the GPU without {MARKER}: it is not held to the limit",
             )
-        if begun and pod.isolation != SHARED:
+        if begun and pod.isolation is not None:
             return Verdict(VerdictCode.SANDBOX, pod.isolation.message)
         if key in self._before:
             return WAITING

@@ -15,6 +15,7 @@ from deviceplugin.reconcile.firstlook import FirstLook
 from deviceplugin.reconcile.foreign import InitHolders, foreign_holders, reservations
 from deviceplugin.reconcile.observation import observation, stale_shares
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 
 log = get_logger("plugin")
 
@@ -57,7 +58,7 @@ class Observer:
         self._observed_s = float("-inf")
         self._named_s = 0.0
         self._kubelet_seen: int | None = None
-        self._foreign: dict[str, str] = {}
+        self._foreign: dict[str, Reason] = {}
         self._removed: frozenset[str] = frozenset()
         """Of the pods that hold something, those that were gone at the last look."""
         self.containers: Containers = {}
@@ -149,9 +150,9 @@ class Observer:
             log.warning("the kubelet does not show its pods", error=error)
         self.kubelet_error = error
 
-    def _note_foreign(self, foreign: dict[str, str]) -> None:
+    def _note_foreign(self, foreign: dict[str, Reason]) -> None:
         for gpu in foreign.keys() - self._foreign.keys():
-            log.warning("a GPU is held by another plugin", gpu=gpu, reason=foreign[gpu])
+            log.warning("a GPU is held by another plugin", gpu=gpu, code=foreign[gpu].code, reason=foreign[gpu])
         for gpu in self._foreign.keys() - foreign.keys():
             log.info("a GPU is no longer held by another plugin", gpu=gpu)
         self._foreign = foreign

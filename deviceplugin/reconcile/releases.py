@@ -6,8 +6,10 @@ from deviceplugin.grants.broker import Broker
 from deviceplugin.plan.model import Allocation
 from deviceplugin.reconcile.files import PermissionFiles
 from deviceplugin.reconcile.lastowners import LastOwners
+from deviceplugin.reconcile.reasons import ReleaseCode
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.localapi.snapshot import GpuClients
 
 log = get_logger("plugin")
@@ -28,7 +30,7 @@ class Releases:
         look_up: Callable[[Sequence[str], bool], Mapping[str, GpuClients]],
     ) -> None:
         self._broker, self._files, self._last_owners, self._look_up = broker, files, last_owners, look_up
-        self.blocked: dict[str, str] = {}
+        self.blocked: dict[str, Reason] = {}
 
     def collect(self, *, pressed: bool = False) -> None:
         """Releases what no kubelet entry and no process holds.
@@ -37,7 +39,7 @@ class Releases:
             pressed: a request waits for room.
         """
         going = self._broker.releasable(pressed=pressed)
-        blocked: dict[str, str] = {}
+        blocked: dict[str, Reason] = {}
         if going:
             uuids = sorted({gpu for allocation in going for gpu in allocation.gpus})
             lost = self._broker.node.lost(uuids)
@@ -48,18 +50,20 @@ class Releases:
                     blocked[allocation.key] = reason
         self.blocked = blocked
 
-    def _release(self, allocation: Allocation, *, pressed: bool) -> str:
-        """Releases one allocation that nobody uses; why it stays, or nothing."""
+    def _release(self, allocation: Allocation, *, pressed: bool) -> Reason | None:
+        """Releases one allocation that nobody uses; why it stays, None when it is gone."""
         if not self._broker.begin_release(allocation.key, pressed=pressed):
-            return ""  # given out again meanwhile
-        problem = self._files.withdraw(allocation.key)
-        if not problem:
+            return None  # given out again meanwhile
+        problem = None
+        if error := self._files.withdraw(allocation.key):
+            problem = Reason(ReleaseCode.FILE_STAYS, error)
+        else:
             try:
                 self._broker.release(allocation.key)
-            except GpufracError as error:
-                problem = str(error)
-        if problem:
+            except GpufracError as refused:
+                problem = Reason(ReleaseCode.RECORD_STAYS, str(refused))
+        if problem is not None:
             self._broker.end_release(allocation.key)
             return problem
         log.info("released", key=allocation.key, resource=allocation.resource, group=allocation.group)
-        return ""
+        return None

@@ -49,7 +49,7 @@ class RuntimeLook:
         told = self._told()
         if told is not None:
             self.runtime = told
-            self._broker.set_cdi_loses("")
+            self._broker.set_cdi_loses(None)
         return told is not None
 
     def _sockets(self) -> Sequence[str]:

@@ -13,12 +13,14 @@ from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.enforcement import mps_level, not_hard
 from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView, NodeView
-from deviceplugin.plan.start import loosened, start_objection
+from deviceplugin.plan.reasons import OfferCode, StartCode
+from deviceplugin.plan.start import loosened
 from deviceplugin.plan.view import FOR_ANNOTATED
 from deviceplugin.reconcile.hardlimits import LimitState
+from deviceplugin.reconcile.reasons import HeldCode
 from deviceplugin.status.overuse import over_limit, use_of
 from mpsd.common.quantity import format_bytes
-from mpsd.common.reason import Reason
+from mpsd.common.reason import Reason, code_of, joined, message_of, reason_of
 from mpsd.config.model import Enforcement
 from mpsd.localapi.snapshot import GpuClient
 from mpsd.shares.groups import group_of
@@ -28,6 +30,11 @@ if TYPE_CHECKING:  # commands read these models: they start in half the time wit
     from deviceplugin.reconcile.report import Report
 
 RENAME = "camel"
+ALONE = Reason(HeldCode.STARTED_ALONE, STARTED_ALONE)
+POD_GONE = Reason(StartCode.RELEASED, "its pod is gone; it is released after a short grace")
+JUST_GRANTED = Reason(StartCode.FILE_NOT_WRITTEN, "just granted")
+CANNOT_START = "its container can't (re)start now, one that runs goes on"
+OVER_COMMITTED = Reason(OfferCode.OVER_COMMITTED, "over-committed: it takes nothing new until it fits")
 
 
 class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -58,6 +65,7 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     reason: str
     created_unix_s: float
     adopted: bool
+    reason_code: str = ""
     granted_enforcement: str = ""
     used_bytes: int | None = None
     burst: str = ""
@@ -83,8 +91,16 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     free: int
     reason: str
     reasons: dict[str, str]
+    reason_code: str = ""
+    reason_codes: dict[str, str] = {}
     not_hard: str = ""
+    not_hard_code: str = ""
     waiting: int = 0
+
+    @property
+    def why(self) -> Reason | None:
+        """Why nothing more can be had, by `OfferCode` or `EnforcementCode`."""
+        return reason_of(self.reason, self.reason_code)
 
 
 class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -104,11 +120,18 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     allocations: int
     mode: str | None
     reason: str
+    reason_code: str = ""
     limit_bytes: int = 0
     serves: str = "resources"
     kept: str = ""
+    kept_code: str = ""
     shared: bool = True
     excluded: bool = False
+
+    @property
+    def why(self) -> Reason | None:
+        """Why it takes nothing new, by `OfferCode` or as mpsd says."""
+        return reason_of(self.reason, self.reason_code)
 
 
 class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -137,6 +160,8 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     limit_drifts: int = 0
     state_root: str = ""
     runtime: str = ""
+    mpsd_error_code: str = ""
+    cdi_error_code: str = ""
     annotated: AnnotatedStatus | None = None
     kubernetes: KubernetesState | None = None
     cdi_objections: tuple[str, ...] = ()
@@ -171,23 +196,21 @@ def allocation_status(
     gpus = {status.info.uuid: status for status in inspection.node.gpus}
     use = use_of(allocation, gpus, inspection.pods) if not inspection.node.absence else None
     limits = report.limits.get(allocation.key, LimitState())
-    unenforced = report.unenforced.get(allocation.key, "")
+    unenforced, doubt = report.unenforced.get(allocation.key), report.doubts.get(allocation.key)
     enforcement, lowered = _level_now(allocation, limits, inspection)
     if allocation.key in inspection.vacated:
         state = "leaving"
-        reason = report.release_blocked.get(allocation.key, "its pod is gone; it is released after a short grace")
+        reason: Reason | None = report.release_blocked.get(allocation.key, POD_GONE)
     elif allocation.key in report.published:
-        unenforced = unenforced or loosened(allocation, gpus) or (STARTED_ALONE if allocation.runs_unenforced else "")
-        reason = unenforced or lowered or limits.unknown or limits.trouble or report.doubts.get(allocation.key, "")
+        unenforced = unenforced or loosened(allocation, gpus) or (ALONE if allocation.runs_unenforced else None)
+        reason = unenforced or lowered or limits.unknown or limits.trouble or doubt
         state = "attached"
     else:
         state = "waiting"
-        reason = report.held_back.get(allocation.key, "") or inspection.node.absence
-        reason = reason or start_objection(allocation, gpus, inspection.node.hard) or report.spec_error
-        reason = f"its container can't (re)start now, one that runs goes on: {reason}" if reason else "just granted"
-        doubt = "" if unenforced else report.doubts.get(allocation.key, "")
-        if found := "; ".join(filter(None, (limits.trouble or limits.unknown, unenforced, doubt))):
-            reason = f"{found}; {reason}"
+        why = report.held_back.get(allocation.key) or inspection.node.waits_for(allocation) or report.spec_error
+        reason = JUST_GRANTED if why is None else why.reworded(f"{CANNOT_START}: {why}")
+        found = joined((limits.trouble or limits.unknown, unenforced, None if unenforced else doubt))
+        reason = reason if found is None else reason.reworded(f"{found}; {reason}")
     level = Enforcement.NONE if unenforced else enforcement
     return AllocationStatus(
         key=allocation.key,
@@ -206,7 +229,8 @@ def allocation_status(
         pod_uids=tuple(pods),
         claimed_by=claimed_by,
         state=state,
-        reason=reason,
+        reason=message_of(reason),
+        reason_code=code_of(reason),
         created_unix_s=allocation.created_unix_s,
         adopted=allocation.adopted,
         granted_enforcement=allocation.enforcement,
@@ -217,14 +241,17 @@ def allocation_status(
     )
 
 
-def _level_now(allocation: Allocation, limits: LimitState, inspection: "Inspection") -> tuple[Enforcement, str]:
+def _level_now(
+    allocation: Allocation, limits: LimitState, inspection: "Inspection"
+) -> tuple[Enforcement, Reason | None]:
     """The level that holds now, and why it is below the one granted."""
     if allocation.enforcement is not Enforcement.HARD:
-        return allocation.enforcement, ""
+        return allocation.enforcement, None
     lesser = mps_level(allocation.mode)
     if inspection.node.hard.known and (missing := inspection.node.hard.limits.missing):
-        return lesser, f"it was granted hard, and is {lesser} on this node by now: {'; '.join(missing)}"
-    return (lesser, limits.trouble) if limits.trouble else (Enforcement.HARD, "")
+        text = f"it was granted hard, and is {lesser} on this node by now: {'; '.join(missing)}"
+        return lesser, Reason(StartCode.HARD_LOST, text)
+    return (lesser, limits.trouble) if limits.trouble else (Enforcement.HARD, None)
 
 
 def burst(allocation: Allocation, used_bytes: int | None, *, in_force: bool = True) -> str:
@@ -270,6 +297,9 @@ def resource_statuses(
         session = sessions.get(name)
         taken = held.get(name, set())
         devices = advertisement.devices if advertisement else ()
+        reason = advertisement.reason if advertisement else view.closed
+        reasons = advertisement.group_reasons if advertisement else ()
+        not_hard_here = None if view.enforcement is Enforcement.HARD else why
         late = waiting.get(name, set()) - taken
         rows.append(
             ResourceStatus(
@@ -284,9 +314,12 @@ def resource_statuses(
                 held=len(taken),
                 free=sum(d.healthy and d.id not in taken and d.id not in late for d in devices),
                 waiting=sum(d.id in late for d in devices),
-                reason=advertisement.reason if advertisement else view.closed,
-                reasons=dict(advertisement.group_reasons) if advertisement else {},
-                not_hard="" if view.enforcement is Enforcement.HARD else why,
+                reason=message_of(reason),
+                reason_code=code_of(reason),
+                reasons={group: of_group.message for group, of_group in reasons},
+                reason_codes={group: of_group.code for group, of_group in reasons},
+                not_hard=message_of(not_hard_here),
+                not_hard_code=code_of(not_hard_here),
             )
         )
     return tuple(rows)
@@ -302,10 +335,12 @@ def gpu_accounts(inspection: "Inspection") -> tuple[GpuAccount, ...]:
     for gpu in inspection.view.gpus.values():
         held = inspection.held[gpu.uuid]
         granted = held.granted_bytes
-        over = "over-committed: it takes nothing new until it fits" if granted > gpu.usable_bytes else ""
+        over = OVER_COMMITTED if granted > gpu.usable_bytes else None
         owner = owners.get(gpu.uuid)
         whole = groups[owner.name] if owner is not None else gpu
         drain = inspection.drained.get(gpu.uuid)
+        reason = _takes_nothing(gpu) or over or _takes_nothing(whole)
+        kept = _kept(gpu, whole, inspection.view)
         rows.append(
             GpuAccount(
                 uuid=gpu.uuid,
@@ -317,10 +352,12 @@ def gpu_accounts(inspection: "Inspection") -> tuple[GpuAccount, ...]:
                 free_bytes=gpu.usable_bytes - granted,
                 allocations=held.allocations,
                 mode=held.mode,
-                reason=_takes_nothing(gpu) or over or _takes_nothing(whole),
+                reason=message_of(reason),
+                reason_code=code_of(reason),
                 limit_bytes=held.limit_bytes,
                 serves=_serves(gpu, inspection.view.annotated),
-                kept=_kept(gpu, whole, inspection.view),
+                kept=message_of(kept),
+                kept_code=code_of(kept),
                 shared=not statuses[gpu.uuid].not_shared,
                 excluded=statuses[gpu.uuid].excluded,
             )
@@ -334,11 +371,12 @@ def _serves(gpu: GpuView, annotated: AnnotatedView | None) -> str:
     return "both" if annotated.share else "annotated pods"
 
 
-def _kept(gpu: GpuView, whole: GpuView | GroupView, node: NodeView) -> str:
+def _kept(gpu: GpuView, whole: GpuView | GroupView, node: NodeView) -> Reason | None:
     """Why resources, where there are some, take nothing on a GPU that annotated pods may have parts of."""
     if not node.resources or node.annotated is None:
-        return ""
-    return gpu.reserved or whole.reserved or (FOR_ANNOTATED if gpu.for_annotated and not node.annotated.share else "")
+        return None
+    set_aside = gpu.for_annotated and not node.annotated.share
+    return gpu.reserved or whole.reserved or (FOR_ANNOTATED if set_aside else None)
 
 
 def claims_of(inspection: "Inspection") -> dict[str, str]:
@@ -361,7 +399,7 @@ def claims_of(inspection: "Inspection") -> dict[str, str]:
     }
 
 
-def _takes_nothing(view: GpuView | GroupView) -> str:
+def _takes_nothing(view: GpuView | GroupView) -> Reason | None:
     return view.lost or view.blocked or view.waiting or view.daemon_waiting
 
 
@@ -388,10 +426,12 @@ def plugin_status(
     return PluginStatus(
         pid=pid,
         started_unix_s=started_unix_s,
-        mpsd_error=inspection.node.absence,
+        mpsd_error=message_of(inspection.node.absence),
+        mpsd_error_code=code_of(inspection.node.absence),
         kubelet_error=report.kubelet_error,
         checkpoint_error=report.checkpoint_error,
-        cdi_error=report.spec_error,
+        cdi_error=message_of(report.spec_error),
+        cdi_error_code=code_of(report.spec_error),
         cdi_objections=report.spec_objections,
         config_error=config_error,
         config_restart_needed=config_restart_needed,

@@ -39,6 +39,10 @@ class Reason(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return self.message
 
+    def reworded(self, message: str) -> "Reason":
+        """The same reason in other words, such as with the name of what it is of."""
+        return Reason(self.code, message)
+
 
 class OlderCode(Code):
     """Stands for the code that is missing beside a message."""

@@ -13,8 +13,10 @@ from msgspec import structs
 
 from deviceplugin.grants.nodeview import DAEMON_GRACE_S
 from deviceplugin.plan.advertise import Advertisement
+from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.reconcile.hardlimits import VERIFIED_S
 from deviceplugin.status import metrics
+from mpsd.common.reason import Reason
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import CAN, CANNOT, HOOKED_KIND, info, ready, snapshot, status, uuid
@@ -104,7 +106,8 @@ def foreign_process(world: World) -> None:
 
 
 def no_device_nodes(world: World) -> None:
-    world.broker.set_gpu_kind("nvidia.com/gpu", {uuid(1): "kind nvidia.com/gpu names devices by index only"})
+    unnamed = Reason(OfferCode.NO_CDI_DEVICE, "kind nvidia.com/gpu names devices by index only")
+    world.broker.set_gpu_kind("nvidia.com/gpu", {uuid(1): unnamed})
     wait(world)
 
 

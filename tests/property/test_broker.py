@@ -282,7 +282,7 @@ class Node(RuleBasedStateMachine):
         gpus = {gpu.info.uuid: gpu for gpu in self.broker.node.gpus}
         can = not self.limits.missing or self.limits == HardLimits()
         for key, (allocation, _) in self.broker.permissions().permitted.items():
-            assert start_objection(allocation, gpus, self.broker.node.hard) == ""
+            assert start_objection(allocation, gpus, self.broker.node.hard) is None
             granted = next(a for a in self.broker.allocations() if a.key == key)
             assert allocation.enforcement.rank >= granted.minimum.rank
             set_by_us = granted.container is not None
@@ -364,7 +364,7 @@ class AnnotatedPods(Node):
         )
         outcome = self.broker.allocate_container(ask, by_cdi=by_cdi)
         if isinstance(outcome, Refusal):
-            assert outcome.text
+            assert outcome.message
             return
         self.pods[outcome.key] = container
         self.pods = {key: c for key, c in self.pods.items() if c != container or key == outcome.key}

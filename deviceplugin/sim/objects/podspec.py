@@ -63,8 +63,8 @@ def loaded_pod(owner: Owner, name: str, holder: Field, prefix: str, before: Sequ
         claims=claims,
     )
     kept_apart = isolation.of_container(pod.runtime_class, user_namespace=not pod.host_users)
-    if kept_apart.message and any(container.resources for container in containers):
-        notes.append(f"as on a cluster: {kept_apart.message}")
+    if kept_apart is not None and any(container.resources for container in containers):
+        notes.append(f"as on a cluster: {kept_apart}")
     return LoadedPod(pod, owner.source, tuple(notes))
 
 

@@ -230,7 +230,9 @@ def test_gpus_set_aside_are_for_annotated_pods_only_and_the_others_for_resources
     published = node.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
     assert published is not None
     assert {d.id.partition("::")[0] for d in published.advertisement.devices} == {uuid(0)}
-    assert dict(published.advertisement.group_reasons)[uuid(1)].startswith("its GPUs are set aside for annotated pods")
+    assert str(dict(published.advertisement.group_reasons)[uuid(1)]).startswith(
+        "its GPUs are set aside for annotated pods"
+    )
     assert "`annotations.gpus`" in node.refusal(lambda: node.create(pod(keys(limit="1Gi")), container()))
     node.create(pod(keys(limit="1Gi", devices="1")), container())
 
@@ -244,7 +246,7 @@ def test_why_resources_take_nothing_on_a_gpu_of_annotated_pods_is_shown(tmp_path
         node.observe()
     node.broker.publish()
     picture = node.picture()
-    said = {"reserved": RESERVED, "set aside": FOR_ANNOTATED, "shared": ""}[held]
+    said = {"reserved": RESERVED.message, "set aside": FOR_ANNOTATED.message, "shared": ""}[held]
     assert [(gpu.kept, gpu.reason) for gpu in picture.gpus] == [("", ""), (said, "")]
     (row,) = picture.resources
     index = {gpu.uuid: gpu.index for gpu in picture.gpus}
@@ -263,8 +265,8 @@ def test_what_is_set_aside_is_named(tmp_path: Path) -> None:
     assert {resource.objection for resource in view.resources.values()} == {SET_ASIDE}
     some = structs.replace(cfg, annotations=annotated(gpus=(0,), share=False))
     view = Node(tmp_path / "some", some).broker.inspect().view
-    assert view.resources["gpufrac.dev/a"].objection == ""
-    assert "usable" in view.resources["gpufrac.dev/b"].objection, "what is wrong with the GPUs it could have"
+    assert view.resources["gpufrac.dev/a"].objection is None
+    assert "usable" in str(view.resources["gpufrac.dev/b"].objection), "what is wrong with the GPUs it could have"
 
 
 PAIRED = "GPU 0, 1 are not one group of the node's config (`gpus.groups`), but of group a0 (GPU 0) and group b0 (GPU 1)"
@@ -363,7 +365,7 @@ def test_a_gpu_that_is_reserved_takes_nothing_new_of_resources_though_it_is_shar
     assert {d.id for d in published.advertisement.devices if d.healthy and d.id.startswith(uuid(0))} == {SHARE}
     refused = node.broker.allocate("gpufrac.dev/a", [f"{uuid(0)}::1"])
     assert isinstance(refused, Refusal)
-    assert "reservation pod holds it for annotated pods" in refused.text
+    assert "reservation pod holds it for annotated pods" in refused.message
     node.create(pod(keys(limit="4Gi", mode="sm-sharing")), container())
 
 

@@ -20,6 +20,7 @@ from deviceplugin.status.clients import clients, targets
 from deviceplugin.status.status import PluginStatus
 from mpsd.common.errors import ConfigError, NotReachableError
 from mpsd.common.processlock import ProcessLock
+from mpsd.common.reason import message_of
 from mpsd.localapi.methods import reading
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import CleanedUp, DaemonState, GpuClient, GpuClients, Snapshot
@@ -74,7 +75,7 @@ class FakeNode:
                     "clients": lambda _: clients(
                         self.world.broker.node.gpus,
                         self.world.picture().allocations,
-                        outdated=self.world.broker.node.absence,
+                        outdated=message_of(self.world.broker.node.absence),
                         known_unix_s=self.world.broker.node.heard_unix_s,
                     ),
                 }

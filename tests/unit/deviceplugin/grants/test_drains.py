@@ -8,10 +8,11 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.grants.drains import Drain, Drains
-from deviceplugin.plan.model import Refusal, RefusalCode
+from deviceplugin.plan.model import Refusal
 from mpsd.common.errors import ConfigError, GpufracError, TransientError
 from mpsd.gpu.model import Mode
 from tests.builders import config, fixed, resource, uuid
+from tests.refusals import Kind, kind_of
 from tests.world import CONFIG, SHARE, World
 
 
@@ -46,8 +47,8 @@ def test_nothing_new_in_any_mode_and_what_is_held_goes_on(world: World) -> None:
     assert set(world.specs.files) == {got.key}, "its container may restart"
     refused = world.broker.allocate("gpufrac.dev/a", [f"{uuid(0)}::1"])
     assert isinstance(refused, Refusal)
-    assert refused.code is RefusalCode.NO_ROOM
-    assert drain.text in refused.text
+    assert kind_of(refused) is Kind.NO_ROOM
+    assert drain.text in refused.message
     gpus = {gpu.uuid: gpu for gpu in world.picture().gpus}
     assert (gpus[uuid(0)].drained, gpus[uuid(0)].reason, gpus[uuid(1)].drained) == (drain.text, drain.text, "")
     world.broker.undrain(uuid(0))

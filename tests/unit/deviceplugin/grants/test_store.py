@@ -8,6 +8,7 @@ from msgspec import structs
 
 from deviceplugin.grants.ledger import Ledger, LedgerError
 from deviceplugin.grants.store import AllocationStore
+from mpsd.common.reason import message_of
 from tests.builders import allocation, uuid
 
 A, B = (allocation("a", f"{uuid(0)}::{n}") for n in range(2))
@@ -21,7 +22,7 @@ def ledger(short_tmp: Path) -> Iterator[Ledger]:
 
 
 def opened(ledger: Ledger, told: list[str], now_s: float = 1.0) -> AllocationStore:
-    store = AllocationStore(ledger, lambda: told.append(store.ledger_error), lambda: now_s)
+    store = AllocationStore(ledger, lambda: told.append(message_of(store.ledger_error)), lambda: now_s)
     return store
 
 
@@ -62,7 +63,7 @@ def test_a_record_that_cannot_go_closes_nothing(ledger: Ledger, monkeypatch: pyt
     with pytest.raises(LedgerError):
         store.remove(A.key)
     assert A.key in store.accounts
-    assert (store.ledger_error, told) == ("", [])
+    assert (store.ledger_error, told) == (None, [])
 
 
 def test_generations_never_repeat_though_the_clock_stands_or_goes_back(ledger: Ledger) -> None:

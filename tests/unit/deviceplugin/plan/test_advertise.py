@@ -3,6 +3,8 @@
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise, free_fit
 from deviceplugin.plan.ids import device_id
+from deviceplugin.plan.reasons import OfferCode
+from mpsd.common.reason import Reason
 from mpsd.config.model import CdiConfig, Delivery, Enforcement, GpuSelection
 from mpsd.gpu.model import Mode
 from tests.builders import allocation, config, fixed, fraction, info, node, resource, units, uuid
@@ -18,7 +20,7 @@ def test_every_slot_of_every_gpu_is_listed_and_healthy_on_an_idle_node() -> None
     got = advertise(view.resources["gpufrac.dev/a"], view, Accounts())
     assert [device.id for device in got.devices] == [device_id(uuid(g), n) for g in (0, 1) for n in range(9)]
     assert got.healthy == 18  # 79 GiB usable of 80: nine times 8
-    assert got.reason == ""
+    assert got.reason is None
 
 
 def test_numa_node_is_told_for_memory_resources_only() -> None:
@@ -30,10 +32,8 @@ def test_numa_node_is_told_for_memory_resources_only() -> None:
 
 def test_a_gpu_that_a_resource_does_not_select_has_no_room_for_it() -> None:
     view = node(config(resource("a", fixed(8), gpus=GpuSelection(include=(uuid(1),)))), info(0), info(1))
-    assert free_fit(view.resources["gpufrac.dev/a"], view.groups[uuid(0)], Accounts()) == (
-        0,
-        "it is not open to this resource",
-    )
+    free, reason = free_fit(view.resources["gpufrac.dev/a"], view.groups[uuid(0)], Accounts())
+    assert (free, str(reason)) == (0, "it is not open to this resource")
 
 
 def test_a_fraction_fills_the_gpu_exactly() -> None:
@@ -54,7 +54,7 @@ def test_memory_taken_by_another_resource_makes_free_shares_unhealthy_but_not_he
     assert healthy(got) == [device_id(uuid(0), 0), device_id(uuid(0), 3)]
     other = advertise(view.resources["gpufrac.dev/b"], view, accounts)
     assert healthy(other) == [device_id(uuid(0), 0), device_id(uuid(0), 1)]
-    assert "memory is taken" in other.reason
+    assert "memory is taken" in str(other.reason)
 
 
 def test_the_other_mode_is_unhealthy_on_a_bound_gpu_and_says_why() -> None:
@@ -64,7 +64,7 @@ def test_the_other_mode_is_unhealthy_on_a_bound_gpu_and_says_why() -> None:
     accounts.add(allocation("a", device_id(uuid(0), 0)))
     got = advertise(view.resources["gpufrac.dev/t"], view, accounts)
     assert {i.split("::")[0] for i in healthy(got)} == {uuid(1)}
-    assert dict(got.group_reasons)[uuid(0)] == "it is bound to sm-sharing by 1 allocation"
+    assert str(dict(got.group_reasons)[uuid(0)]) == "it is bound to sm-sharing by 1 allocation"
 
 
 def test_the_mps_client_cap_counts_allocations_over_all_resources() -> None:
@@ -77,17 +77,17 @@ def test_the_mps_client_cap_counts_allocations_over_all_resources() -> None:
     accounts.add(allocation("b", device_id(uuid(0), 0), gib=1))
     got = advertise(view.resources["gpufrac.dev/b"], view, accounts)
     assert healthy(got) == [device_id(uuid(0), 0)]
-    assert "48 MPS clients" in got.reason
+    assert "48 MPS clients" in str(got.reason)
 
 
 def test_a_lost_gpu_makes_held_shares_unhealthy_too_and_a_waiting_daemon_does_not() -> None:
     cfg = config(resource("a", fixed(8)))
     accounts = Accounts()
     accounts.add(allocation("a", device_id(uuid(0), 0)))
-    waiting = node(cfg, info(0), daemon_waiting="its MPS daemon is backoff")
+    waiting = node(cfg, info(0), daemon_waiting=Reason(OfferCode.DAEMON_NOT_READY, "its MPS daemon is backoff"))
     got = advertise(waiting.resources["gpufrac.dev/a"], waiting, accounts)
     assert healthy(got) == [device_id(uuid(0), 0)]
-    assert got.reason == "its MPS daemon is backoff"
+    assert str(got.reason) == "its MPS daemon is backoff"
     from deviceplugin.plan.view import gpu_view, node_view
     from mpsd.gpu.model import GpuHealth
     from tests.builders import status
@@ -137,7 +137,7 @@ def test_shares_of_a_shrunken_gpu_stay_listed_while_held() -> None:
         accounts.add(allocation("a", device_id(uuid(0), n), generation=n))
     got = advertise(view.resources["gpufrac.dev/a"], view, accounts)
     assert healthy(got) == [device_id(uuid(0), 0), device_id(uuid(0), 5)]
-    assert "over-committed" in got.reason
+    assert "over-committed" in str(got.reason)
 
 
 def test_what_cannot_be_enforced_advertises_nothing_and_names_the_ways_out() -> None:
@@ -151,17 +151,17 @@ def test_what_cannot_be_enforced_advertises_nothing_and_names_the_ways_out() -> 
     view = node(cfg, info(0))
     reasons = {name: advertise(r, view, Accounts()).reason for name, r in view.resources.items()}
     assert all(advertise(r, view, Accounts()).devices == () for r in view.resources.values())
-    assert "sm-sharing" in reasons["gpufrac.dev/t"]
-    assert "enforcement: none" in reasons["gpufrac.dev/t"]
-    assert "r615" in reasons["gpufrac.dev/burst"]
-    assert "cooperative ones" in reasons["gpufrac.dev/hard"]
-    assert "79Gi" in reasons["gpufrac.dev/big"]
+    assert "sm-sharing" in str(reasons["gpufrac.dev/t"])
+    assert "enforcement: none" in str(reasons["gpufrac.dev/t"])
+    assert "r615" in str(reasons["gpufrac.dev/burst"])
+    assert "cooperative ones" in str(reasons["gpufrac.dev/hard"])
+    assert "79Gi" in str(reasons["gpufrac.dev/big"])
 
 
 def test_delivery_both_counts_as_none() -> None:
     cfg = config(resource("a", fixed(8)), cdi=CdiConfig(delivery=Delivery.BOTH))
     view = node(cfg, info(0))
-    assert "can override" in advertise(view.resources["gpufrac.dev/a"], view, Accounts()).reason
+    assert "can override" in str(advertise(view.resources["gpufrac.dev/a"], view, Accounts()).reason)
 
 
 def test_a_list_too_long_for_a_kubelet_advertises_nothing() -> None:
@@ -172,4 +172,4 @@ def test_a_list_too_long_for_a_kubelet_advertises_nothing() -> None:
     view = node(cfg, *(info(g, memory_gib=288) for g in range(8)))
     got = advertise(view.resources["gpufrac.dev/u"], view, Accounts())
     assert got.devices == ()
-    assert "larger unit" in got.reason
+    assert "larger unit" in str(got.reason)

@@ -6,10 +6,13 @@ from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.allocate import plan
 from deviceplugin.plan.annotated import plan_container
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal, RefusalCode, allocation_key
+from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal, allocation_key
+from deviceplugin.plan.reasons import OfferCode
+from mpsd.common.reason import Reason
 from mpsd.config.model import GIB, AnnotationsConfig, Enforcement, GpuSelection, NodeConfig
 from mpsd.gpu.model import Mode
 from tests.builders import allocation, config, fixed, info, node, resource, units, uuid
+from tests.refusals import Kind, kind_of
 
 CONFIG = config(
     resource("a", fixed(8)),
@@ -26,10 +29,10 @@ def ask(
     return plan(view.resources[f"gpufrac.dev/{name}"], view, accounts or Accounts(), ids, generation=7)
 
 
-def refused(outcome: Allocation | Refusal, code: RefusalCode) -> str:
+def refused(outcome: Allocation | Refusal, code: Kind) -> str:
     assert isinstance(outcome, Refusal), outcome
-    assert outcome.code is code
-    return outcome.text
+    assert kind_of(outcome) is code
+    return outcome.message
 
 
 def test_a_share_becomes_an_allocation() -> None:
@@ -52,13 +55,13 @@ def test_units_add_up() -> None:
 
 
 def test_two_shares_of_a_memory_resource_name_the_resource_to_use() -> None:
-    text = refused(ask("a", device_id(uuid(0), 0), device_id(uuid(0), 1)), RefusalCode.INVALID)
+    text = refused(ask("a", device_id(uuid(0), 0), device_id(uuid(0), 1)), Kind.INVALID)
     assert "exactly 1" in text
     assert "ask for 16 of gpufrac.dev/u instead" in text
 
 
 def test_units_on_two_gpus_are_refused() -> None:
-    text = refused(ask("u", device_id(uuid(0), 0), device_id(uuid(1), 0)), RefusalCode.INVALID)
+    text = refused(ask("u", device_id(uuid(0), 0), device_id(uuid(1), 0)), Kind.INVALID)
     assert "one GPU" in text
 
 
@@ -71,7 +74,7 @@ def test_advice_for_units_on_two_gpus_can_be_followed(held: int, advice: str) ->
     for gpu in (0, 1):
         accounts.add(allocation("b", device_id(uuid(gpu), 0), gib=held))
     ids = [device_id(uuid(gpu), n) for n in range(3) for gpu in (0, 1)]
-    assert advice in refused(ask("u", *ids, accounts=accounts), RefusalCode.INVALID)
+    assert advice in refused(ask("u", *ids, accounts=accounts), Kind.INVALID)
 
 
 def test_a_share_on_a_gpu_that_its_resource_does_not_select_is_refused_even_if_it_runs() -> None:
@@ -80,7 +83,7 @@ def test_a_share_on_a_gpu_that_its_resource_does_not_select_is_refused_even_if_i
     wanted = [device_id(uuid(0), 0)]
     for force in (False, True):
         got = plan(view.resources["gpufrac.dev/a"], view, Accounts(), wanted, generation=7, force=force)
-        assert "is not open to it: not in its config" in refused(got, RefusalCode.INVALID)
+        assert "is not open to it: not in its config" in refused(got, Kind.INVALID)
 
 
 def test_a_resource_that_offers_nothing_grants_nothing_but_what_runs_counts() -> None:
@@ -88,7 +91,7 @@ def test_a_resource_that_offers_nothing_grants_nothing_but_what_runs_counts() ->
     view = node(cfg, info(0))
     resource_view, wanted = view.resources["gpufrac.dev/t"], [device_id(uuid(0), 0)]
     got = plan(resource_view, view, Accounts(), wanted, generation=7)
-    assert "install 615 or newer" in refused(got, RefusalCode.INVALID)
+    assert "install 615 or newer" in refused(got, Kind.INVALID)
     assert isinstance(plan(resource_view, view, Accounts(), wanted, generation=7, force=True), Allocation)
 
 
@@ -103,13 +106,13 @@ def test_a_resource_that_offers_nothing_grants_nothing_but_what_runs_counts() ->
     ],
 )
 def test_who_asks_for_two_shares_is_told_of_what_holds_both_and_can_be_had(cfg: NodeConfig, advice: str) -> None:
-    text = refused(ask("a", device_id(uuid(0), 0), device_id(uuid(0), 1), cfg=cfg), RefusalCode.INVALID)
+    text = refused(ask("a", device_id(uuid(0), 0), device_id(uuid(0), 1), cfg=cfg), Kind.INVALID)
     assert f"not 2: {advice}" in text
 
 
 @pytest.mark.parametrize("slot", ["01", "79", "999999", "00"])
 def test_a_share_that_was_never_listed_is_refused(slot: str) -> None:
-    text = refused(ask("u", f"{uuid(0)}::{slot}"), RefusalCode.INVALID)
+    text = refused(ask("u", f"{uuid(0)}::{slot}"), Kind.INVALID)
     assert "none of its shares" in text
 
 
@@ -122,7 +125,7 @@ def test_a_share_that_is_held_may_be_asked_for_although_the_config_lists_it_no_l
 def test_a_full_gpu_says_what_is_free_and_what_would_fit() -> None:
     accounts = Accounts()
     accounts.add(allocation("big", device_id(uuid(0), 0), gib=40))
-    text = refused(ask("big", device_id(uuid(0), 1), accounts=accounts), RefusalCode.NO_ROOM)
+    text = refused(ask("big", device_id(uuid(0), 1), accounts=accounts), Kind.NO_ROOM)
     assert "asks for 40Gi on GPU 0" in text
     assert "39Gi of 79Gi usable is free" in text
     assert "gpufrac.dev/a (8Gi)" in text
@@ -131,11 +134,11 @@ def test_a_full_gpu_says_what_is_free_and_what_would_fit() -> None:
 def test_a_bound_gpu_refuses_the_other_mode() -> None:
     accounts = Accounts()
     accounts.add(allocation("a", device_id(uuid(0), 0)))
-    text = refused(ask("t", device_id(uuid(0), 0), accounts=accounts), RefusalCode.MODE_CONFLICT)
+    text = refused(ask("t", device_id(uuid(0), 0), accounts=accounts), Kind.MODE_CONFLICT)
     assert "bound to sm-sharing" in text
     assert text.endswith("wait for them to end, or ask for gpufrac.dev/a, which is sm-sharing")
     alone = config(resource("t", fixed(8), Mode.TIME_SLICING))
-    text = refused(ask("t", device_id(uuid(0), 0), accounts=accounts, cfg=alone), RefusalCode.MODE_CONFLICT)
+    text = refused(ask("t", device_id(uuid(0), 0), accounts=accounts, cfg=alone), Kind.MODE_CONFLICT)
     assert text.endswith("wait for them to end, or use another node")
 
 
@@ -156,7 +159,7 @@ def annotated(mode: Mode, minimum: Enforcement, bound: Mode) -> Allocation | Ref
 
 def test_nobody_is_told_to_wait_for_what_waiting_can_not_help() -> None:
     never = annotated(Mode.TIME_SLICING, Enforcement.COOPERATIVE, Mode.SM_SHARING)
-    text = refused(never, RefusalCode.INVALID)
+    text = refused(never, Kind.INVALID)
     assert "wait" not in text
     assert text.endswith("set gpu-compute.mode to sm-sharing")
 
@@ -165,7 +168,7 @@ def test_nobody_is_told_to_wait_for_what_waiting_can_not_help() -> None:
     ("minimum", "can"), [(Enforcement.NONE, True), (Enforcement.COOPERATIVE, False)], ids=["any", "cooperative"]
 )
 def test_the_other_mode_is_advised_where_it_would_be_granted(minimum: Enforcement, can: bool) -> None:
-    text = refused(annotated(Mode.SM_SHARING, minimum, Mode.TIME_SLICING), RefusalCode.MODE_CONFLICT)
+    text = refused(annotated(Mode.SM_SHARING, minimum, Mode.TIME_SLICING), Kind.MODE_CONFLICT)
     assert ("set gpu-compute.mode to time-slicing" in text) is can
     assert "wait for them to end" in text
 
@@ -191,19 +194,20 @@ def test_shares_held_already_are_counted_once() -> None:
     ],
 )
 def test_nonsense_is_refused_as_invalid(ids: tuple[str, ...]) -> None:
-    refused(ask("u", *ids), RefusalCode.INVALID)
+    refused(ask("u", *ids), Kind.INVALID)
 
 
 def test_what_heals_by_itself_never_refuses() -> None:
-    view = node(CONFIG, info(0), daemon_waiting="its MPS daemon is starting")
+    view = node(CONFIG, info(0), daemon_waiting=Reason(OfferCode.DAEMON_NOT_READY, "its MPS daemon is starting"))
     got = plan(view.resources["gpufrac.dev/a"], view, Accounts(), [device_id(uuid(0), 0)], generation=1)
     assert isinstance(got, Allocation)
 
 
 def test_a_foreign_held_gpu_refuses_with_the_holder() -> None:
-    view = node(CONFIG, info(0), blocked="pod ns/p holds it through nvidia.com/gpu")
+    held = Reason(OfferCode.HELD_BY_OTHER_PLUGIN, "pod ns/p holds it through nvidia.com/gpu")
+    view = node(CONFIG, info(0), blocked=held)
     got = plan(view.resources["gpufrac.dev/a"], view, Accounts(), [device_id(uuid(0), 0)], generation=1)
-    assert "nvidia.com/gpu" in refused(got, RefusalCode.NO_ROOM)
+    assert "nvidia.com/gpu" in refused(got, Kind.NO_ROOM)
 
 
 def test_a_running_container_is_taken_as_it_is_when_adopted() -> None:

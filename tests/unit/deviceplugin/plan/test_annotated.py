@@ -5,10 +5,11 @@ from msgspec import structs
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.annotated import plan_container
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, HardAbility, NodeView, Refusal, RefusalCode
+from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, HardAbility, NodeView, Refusal
 from mpsd.config.model import GIB, AnnotationsConfig, Enforcement, GpuSelection, ShortfallPolicy
 from mpsd.gpu.model import GpuInfo, Mode
 from tests.builders import HARD, NOT_HARD, allocation, config, info, node, uuid
+from tests.refusals import Kind
 from tests.unit.deviceplugin.plan.test_allocate import refused
 
 MAIN = ContainerRef(namespace="ns", pod="p", pod_uid="uid", container="main")
@@ -73,18 +74,18 @@ def test_a_container_gets_what_it_asks_for() -> None:
 
 
 def test_a_node_without_the_section_serves_nobody() -> None:
-    assert "has no `annotations`" in refused(plan(asking(), node(config(), info(0))), RefusalCode.INVALID)
+    assert "has no `annotations`" in refused(plan(asking(), node(config(), info(0))), Kind.INVALID)
 
 
 def test_gpus_that_are_not_there_are_named() -> None:
-    assert refused(plan(asking(gpus=(0, 5)), seen()), RefusalCode.INVALID) == f"GPU {uuid(5)} is not on this node"
-    assert "GPU (none) is not" in refused(plan(asking(gpus=()), seen()), RefusalCode.INVALID)
+    assert refused(plan(asking(gpus=(0, 5)), seen()), Kind.INVALID) == f"GPU {uuid(5)} is not on this node"
+    assert "GPU (none) is not" in refused(plan(asking(gpus=()), seen()), Kind.INVALID)
 
 
 def test_a_request_above_its_limit_or_above_a_gpu_is_never_granted() -> None:
     exact = seen(annotations=structs.replace(COOPERATIVE, shortfall=ShortfallPolicy.REFUSE))
-    assert "is above its limit of 4Gi" in refused(plan(asking(8, 4), exact), RefusalCode.INVALID)
-    assert "ask for at most that" in refused(plan(asking(90), seen()), RefusalCode.INVALID)
+    assert "is above its limit of 4Gi" in refused(plan(asking(8, 4), exact), Kind.INVALID)
+    assert "ask for at most that" in refused(plan(asking(90), seen()), Kind.INVALID)
 
 
 def test_what_only_the_scheduler_does_not_count_is_taken_off_and_no_more() -> None:
@@ -92,14 +93,14 @@ def test_what_only_the_scheduler_does_not_count_is_taken_off_and_no_more() -> No
     got = granted(plan(asking(80), view))
     assert (got.request_bytes, got.limit_bytes, got.asked_request_bytes) == (50 * GIB, 50 * GIB, 80 * GIB)
     much = seen(memory_reserve_bytes=41 * GIB)
-    text = refused(plan(asking(80), much), RefusalCode.INVALID)
+    text = refused(plan(asking(80), much), Kind.INVALID)
     assert "its request of 80Gi is above the 39Gi usable" in text, "less than half would be left"
 
 
 def test_a_group_that_is_no_longer_declared_takes_nothing_new() -> None:
     held = {"pair": (uuid(0), uuid(1))}
     view = node(config(annotations=ANY), info(0), info(1), held=held)
-    text = refused(plan(asking(gpus=(0, 1)), view), RefusalCode.NO_ROOM)
+    text = refused(plan(asking(gpus=(0, 1)), view), Kind.NO_ROOM)
     assert text.startswith("group pair (GPU 0, 1) takes nothing new: ")
 
 
@@ -108,44 +109,44 @@ def test_gpus_of_several_groups_need_no_daemon_unless_somebody_borrows() -> None
     sliced = asking(mode=Mode.TIME_SLICING, gpus=(0, 1))
     assert granted(plan(sliced, view)).group == ""
     borrower = other(mode=Mode.TIME_SLICING, limit_bytes=16 * GIB, enforcement=Enforcement.HARD, soft_bytes=8 * GIB)
-    text = refused(plan(sliced, view, borrower), RefusalCode.NO_ROOM)
+    text = refused(plan(sliced, view, borrower), Kind.NO_ROOM)
     assert "others borrow memory there" in text
     assert text.endswith("or wait for these to end")
-    shared = refused(plan(asking(gpus=(0, 1)), view), RefusalCode.INVALID)
+    shared = refused(plan(asking(gpus=(0, 1)), view), Kind.INVALID)
     assert "sm-sharing needs one MPS daemon for all GPUs" in shared
-    burst = refused(plan(asking(8, 16, Mode.TIME_SLICING, (0, 1)), view), RefusalCode.INVALID)
+    burst = refused(plan(asking(8, 16, Mode.TIME_SLICING, (0, 1)), view), Kind.INVALID)
     assert "or set the limit to the request" in burst
 
 
 def test_memory_is_lent_with_hard_limits_and_under_protocol_3_only() -> None:
     burst = asking(8, 16)
-    assert "needs hard enforcement" in refused(plan(burst, seen(protocol=3)), RefusalCode.INVALID)
-    assert "under MPS protocol 3 only" in refused(plan(burst, seen(hard=HARD)), RefusalCode.INVALID)
+    assert "needs hard enforcement" in refused(plan(burst, seen(protocol=3)), Kind.INVALID)
+    assert "under MPS protocol 3 only" in refused(plan(burst, seen(hard=HARD)), Kind.INVALID)
     assert granted(plan(burst, seen(hard=HARD, protocol=3))).soft_bytes == 8 * GIB
 
 
 def test_several_gpus_of_one_daemon_have_one_limit_under_protocol_2() -> None:
     view = seen(groups=PAIR)
-    text = refused(plan(asking(gpus=(0, 1)), view), RefusalCode.INVALID)
+    text = refused(plan(asking(gpus=(0, 1)), view), Kind.INVALID)
     assert text.startswith("MPS protocol 2 can't hold a container on group pair (GPU 0, 1) to a limit of its own: ")
     assert text.endswith("or name one GPU")
     assert granted(plan(asking(gpus=(0, 1)), seen(groups=PAIR, annotations=ANY))).group == "pair"
 
 
 def test_old_gpus_hold_nobody_by_mps() -> None:
-    text = refused(plan(asking(thread_percent=50), seen(OLD)), RefusalCode.INVALID)
+    text = refused(plan(asking(thread_percent=50), seen(OLD)), Kind.INVALID)
     assert text.endswith("name another GPU, or no thread percentage")
-    text = refused(plan(asking(), seen(OLD)), RefusalCode.INVALID)
+    text = refused(plan(asking(), seen(OLD)), Kind.INVALID)
     assert "demands cooperative limits" in text
     assert "GPU 0 has compute capability 6.1" in text
     assert granted(plan(asking(), seen(OLD, annotations=ANY))).enforcement is Enforcement.NONE
 
 
 def test_a_full_gpu_says_what_is_free_and_what_the_same_pod_holds() -> None:
-    full = refused(plan(asking(8), seen(), other(75)), RefusalCode.NO_ROOM)
+    full = refused(plan(asking(8), seen(), other(75)), Kind.NO_ROOM)
     assert "4Gi of 79Gi usable is free" in full
     assert full.endswith("wait for one to end, or ask for less")
-    own = refused(plan(asking(8), seen(), other(75, container="init")), RefusalCode.NO_ROOM)
+    own = refused(plan(asking(8), seen(), other(75, container="init")), Kind.NO_ROOM)
     assert own.endswith("75Gi of it are other containers' of the same pod, init containers included, which hold it as "
                         "long as the pod lives: ask for less")  # fmt: skip
 
@@ -153,7 +154,7 @@ def test_a_full_gpu_says_what_is_free_and_what_the_same_pod_holds() -> None:
 def test_a_gpu_takes_so_many_mps_clients() -> None:
     old = seen(OLD, annotations=ANY)
     many = [structs.replace(other(1), key=f"k{n}", device_ids=(device_id(uuid(0), n),)) for n in range(16)]
-    text = refused(plan(asking(1), old, *many), RefusalCode.NO_ROOM)
+    text = refused(plan(asking(1), old, *many), Kind.NO_ROOM)
     assert "its 16 MPS clients are taken: wait for an allocation to end" in text
 
 

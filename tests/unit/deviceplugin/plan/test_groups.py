@@ -8,12 +8,14 @@ from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
 from deviceplugin.plan.ids import MAX_LENGTH, device_id
-from deviceplugin.plan.model import Allocation, GpuView, NodeView, Refusal, RefusalCode
+from deviceplugin.plan.model import Allocation, GpuView, NodeView, Refusal
 from deviceplugin.plan.preferred import preferred
 from deviceplugin.plan.view import REGROUPED, gpu_view, node_view
 from mpsd.config.model import GIB, MAX_ADVERTISED_DEVICES, Enforcement, NodeConfig
 from mpsd.gpu.model import GpuHealth, Mode
 from tests.builders import allocation, config, fixed, fraction, info, node, resource, status, uuid
+from tests.reasons import because
+from tests.refusals import Kind, kind_of
 
 GROUPS = (("pair0", (0, 1)),)
 PAIR = (uuid(0), uuid(1))
@@ -84,7 +86,7 @@ def test_what_any_member_holds_counts_for_the_group(live: Allocation, name: str,
     view = node(CONFIG, info(0), info(1))
     got = listed(view, name, holding(live))
     assert len(healthy(got)) - sum(share in live.device_ids for share in healthy(got)) == left
-    assert said in got.reason
+    assert said in str(got.reason)
     wanted = ["pair0::1"]
     outcome = plan(view.resources[f"gpufrac.dev/{name}"], view, holding(live), wanted, generation=9)
     assert isinstance(outcome, Allocation) is (left > 0), outcome
@@ -96,16 +98,16 @@ def test_the_client_cap_counts_on_each_member() -> None:
     accounts = holding(*(allocation("old", f"{uuid(1)}::{n}", gib=1, generation=n) for n in range(2)))
     got = listed(view, "pair", accounts)
     assert healthy(got) == []
-    assert "GPU 1: its 2 MPS clients are taken" in got.reason
+    assert "GPU 1: its 2 MPS clients are taken" in str(got.reason)
 
 
 @pytest.mark.parametrize("reason", ["blocked", "waiting", "daemon_waiting"])
 def test_a_member_that_takes_nothing_new_stops_the_group_and_held_shares_stay(reason: str) -> None:
-    second = structs.replace(gpu_view(status(info(1)), CONFIG), **{reason: "no"})
+    second = structs.replace(gpu_view(status(info(1)), CONFIG), **{reason: because("no")})
     view = node_view(CONFIG, views(second))
     got = listed(view, "pair", holding(allocation("pair", "pair0::1", gib=20, gpus=PAIR)))
     assert healthy(got) == ["pair0::1"]
-    assert got.reason == "GPU 1: no"
+    assert str(got.reason) == "GPU 1: no"
     assert listed(view, "a").healthy == 9, "a GPU beside the group"
     outcome = plan(view.resources["gpufrac.dev/pair"], view, Accounts(), ["pair0::0"], generation=1)
     assert isinstance(outcome, Refusal) is (reason == "blocked")
@@ -116,14 +118,14 @@ def test_a_lost_member_loses_held_shares_of_the_group() -> None:
     got = listed(node_view(CONFIG, views(second)), "pair", holding(allocation("pair", "pair0::1", gib=20, gpus=PAIR)))
     assert healthy(got) == []
     assert len(got.devices) == 3
-    assert got.reason == "GPU 1: off the bus"
+    assert str(got.reason) == "GPU 1: off the bus"
 
 
 def test_a_group_without_a_member_advertises_nothing_and_says_which_is_missing() -> None:
     view = node(CONFIG, info(0), info(2))
     got = listed(view, "pair")
     assert got.devices == ()
-    assert "its GPU 1 is not on this node" in got.reason
+    assert "its GPU 1 is not on this node" in str(got.reason)
     assert {device.id.split("::")[0] for device in listed(view, "a").devices} == {uuid(2)}
 
 
@@ -159,7 +161,7 @@ def test_a_new_grouping_waits_for_live_allocations(cfg: NodeConfig, live: Alloca
     assert not {gpu for share in free for gpu in view.groups[share.partition("::")[0]].gpus} & set(live.gpus)
     assert free, "other GPUs go on"
     reasons = [reason for offer in offers for _, reason in offer.group_reasons]
-    assert any(said in reason for reason in reasons), reasons
+    assert any(said in reason.message for reason in reasons), reasons
     held = [share for offer in offers for share in healthy(offer) if share in live.device_ids]
     assert held == (list(live.device_ids) if live.resource in view.resources else [])
     after = node(cfg, *gpus)
@@ -170,8 +172,8 @@ def test_an_old_group_takes_nothing_new() -> None:
     view = node(CONFIG, info(0), info(1), info(2), held={uuid(0): (uuid(0),)})
     got = plan(view.resources["gpufrac.dev/a"], view, Accounts(), [f"{uuid(0)}::1"], generation=1)
     assert isinstance(got, Refusal)
-    assert got.code is RefusalCode.NO_ROOM
-    assert REGROUPED in got.text
+    assert kind_of(got) is Kind.NO_ROOM
+    assert REGROUPED.message in got.message
 
 
 # --- one limit for a whole group (MPS protocol 2)
@@ -205,7 +207,7 @@ def test_a_limit_that_the_group_does_not_hold_is_not_advertised_as_if_it_did(
     if not offered:
         reason = dict(listed(view, "small").group_reasons)["pair0"]
         for way_out in ("same limit", "a group of its own", "protocol 3", "enforcement: none"):
-            assert way_out in reason
+            assert way_out in str(reason)
     else:
         got = plan(view.resources["gpufrac.dev/small"], view, Accounts(), ["pair0::0"], generation=1)
         assert isinstance(got, Allocation)
@@ -219,7 +221,7 @@ def test_after_a_reload_a_new_limit_waits_for_live_ones_of_another(gib: int, pro
     live = allocation("pair", "pair0::3", gib=gib, gpus=PAIR)
     got = listed(view, "pair", holding(live))
     assert len(healthy(got)) - 1 == free
-    assert ("wait for them to end" in got.reason) is (free == 0)
+    assert ("wait for them to end" in str(got.reason)) is (free == 0)
     outcome = plan(view.resources["gpufrac.dev/pair"], view, holding(live), ["pair0::0"], generation=2)
     assert isinstance(outcome, Allocation) is (free > 0)
 

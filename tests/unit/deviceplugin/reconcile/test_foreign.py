@@ -21,7 +21,8 @@ GPUS = {uuid(0), uuid(1)}
 def test_a_plain_init_container_holds_its_gpu() -> None:
     holders = InitHolders()
     reason = "the pod of UID uid-1 holds it through nvidia.com/gpu in its init container warm-up"
-    assert holders.look(INIT, ["gpufrac.dev/a"], GPUS) == {uuid(0): reason}
+    held = holders.look(INIT, ["gpufrac.dev/a"], GPUS)
+    assert {gpu: found.message for gpu, found in held.items()} == {uuid(0): reason}
     assert holders.entries
     assert holders.look(INIT, [WHOLE], GPUS) == {}, "ours are shares"
     assert holders.look(INIT, [], {uuid(1)}) == {}, "what a scheduler has reserved is no stranger's"
@@ -56,7 +57,7 @@ def test_nothing_of_ours_comes_to_a_gpu_that_another_plugins_init_container_hold
     world.keeper.observe()
     outcome = world.broker.allocate("gpufrac.dev/a", [device_id(uuid(0), 0)])
     assert isinstance(outcome, Refusal)
-    assert "in its init container warm-up" in outcome.text
+    assert "in its init container warm-up" in outcome.message
     assert isinstance(world.broker.allocate("gpufrac.dev/a", [device_id(uuid(1), 0)]), Allocation)
     world.broker.publish()
     before = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)

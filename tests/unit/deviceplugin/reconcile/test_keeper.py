@@ -18,11 +18,13 @@ from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.kubelet.servicer import DevicePlugin
 from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.reconcile.foreign import foreign_holders, reservations
 from deviceplugin.reconcile.keeper import Keeper
 from deviceplugin.status import metrics
 from deviceplugin.status.attention import attention
 from mpsd.common.processes import PodProcess
+from mpsd.common.reason import Reason
 from mpsd.config.model import AnnotationsConfig, CdiConfig, Delivery, Enforcement, GpuDevices, GpuSelection
 from mpsd.daemon.paths import daemon_dirs, mount_directory
 from mpsd.daemon.plan import namespace_of
@@ -113,11 +115,11 @@ def test_a_new_plugin_leaves_files_alone_until_mpsd_spoke_or_a_while_passed(shor
 def test_a_full_disk_is_reported_and_healed(world: World) -> None:
     world.specs.full = True
     got = world.grant()
-    assert "No space left" in world.keeper.report.spec_error
+    assert "No space left" in str(world.keeper.report.spec_error)
     world.specs.full = False
     world.keeper.attach()
     assert set(world.specs.files) == {got.key}
-    assert world.keeper.report.spec_error == ""
+    assert world.keeper.report.spec_error is None
 
 
 def test_a_file_that_someone_removed_comes_back(world: World) -> None:
@@ -239,7 +241,7 @@ def test_a_container_with_two_of_our_resources_is_unenforced(world: World) -> No
     world.keeper.observe()
     world.keeper.check_markers()
     assert set(world.keeper.report.unenforced) == {first.key, second.key}
-    assert "gpufrac.dev/a and gpufrac.dev/b" in world.keeper.report.unenforced[first.key]
+    assert "gpufrac.dev/a and gpufrac.dev/b" in str(world.keeper.report.unenforced[first.key])
 
 
 AS_GRANTED = {"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M"}
@@ -317,7 +319,7 @@ def test_a_process_of_the_pod_on_the_gpu_without_marker_is_enough(world: World) 
     gpu = status(info(0), mode=got.mode, clients=(GpuClient(pid=11),))
     world.broker.observe_snapshot(snapshot(gpu, status(info(1))))
     assert looks(world, 5) == {got.key}
-    assert "pid 11" in world.keeper.report.unenforced[got.key]
+    assert "pid 11" in str(world.keeper.report.unenforced[got.key])
 
 
 def test_a_finished_init_container_is_not_called_unenforced(world: World) -> None:
@@ -339,7 +341,7 @@ def test_gpus_of_other_plugins_are_found_by_their_device_ids() -> None:
     gpus = {uuid(i) for i in range(3)}
     got = foreign_holders(containers, ["gpufrac.dev/a"], gpus, {})
     assert set(got) == {uuid(0), uuid(2)}
-    assert got[uuid(0)] == "pod ns/p holds it through nvidia.com/gpu"
+    assert str(got[uuid(0)]) == "pod ns/p holds it through nvidia.com/gpu"
 
 
 def test_a_reservation_pod_reserves_its_gpu_and_holds_it_for_nobody_else() -> None:
@@ -459,7 +461,7 @@ def test_a_hung_gpu_blocks_the_release_of_its_own_allocations_only(world: World)
     world.mpsd.hung[uuid(0)] = "driver call hangs"
     world.pass_time(ABSENT_S + 10)
     assert world.broker.allocations() == [stuck]
-    assert "driver call hangs" in world.keeper.report.release_blocked[stuck.key]
+    assert "driver call hangs" in str(world.keeper.report.release_blocked[stuck.key])
     assert free.key not in world.specs.files
 
 
@@ -495,7 +497,7 @@ def test_an_init_container_without_a_record_is_adopted_and_a_dead_pods_key_is_no
 
 
 def test_missing_device_nodes_wait_and_do_not_refuse(world: World) -> None:
-    world.broker.set_gpu_kind("nvidia.com/gpu", {uuid(0): "no spec names it"})
+    world.broker.set_gpu_kind("nvidia.com/gpu", {uuid(0): Reason(OfferCode.NO_CDI_DEVICE, "no spec names it")})
     outcome = world.broker.allocate("gpufrac.dev/a", [SHARE], world.keeper.recheck)
     assert isinstance(outcome, Allocation)
 
@@ -534,7 +536,7 @@ def test_a_share_waits_for_the_process_of_its_last_owner(world: World) -> None:
     new = world.grant("b", device_id(uuid(0), 0))
     assert new.key != old.key
     assert new.key not in world.specs.files
-    assert "pid 42" in world.keeper.report.held_back[new.key]
+    assert "pid 42" in str(world.keeper.report.held_back[new.key])
     world.mpsd.on_gpu.clear()
     world.keeper.attach()
     assert new.key in world.specs.files
@@ -552,7 +554,7 @@ def test_a_record_that_cannot_be_removed_stops_nobody_else(world: World, monkeyp
     monkeypatch.setattr(world.ledger, "remove", fail)
     world.pass_time(ABSENT_S + 10)
     assert world.broker.allocations() == [first]
-    assert "read-only" in world.keeper.report.release_blocked[first.key]
+    assert "read-only" in str(world.keeper.report.release_blocked[first.key])
     assert second.key not in world.specs.files
 
 
@@ -585,14 +587,14 @@ def test_while_nothing_can_be_recorded_nothing_is_offered_and_it_heals(
         published = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
         assert published is not None
         assert [d.id for d in published.advertisement.devices if d.healthy] == [SHARE], "held ones stay Healthy"
-        assert "No space left" in published.advertisement.reason
-        assert "No space left" in world.broker.ledger_error
+        assert "No space left" in str(published.advertisement.reason)
+        assert "No space left" in str(world.broker.ledger_error)
     world.broker.probe_ledger()
     world.broker.publish()
     published = world.broker.wait_list("gpufrac.dev/a", -1, 0, lambda: False)
     assert published is not None
     assert published.advertisement.healthy == 18
-    assert world.broker.ledger_error == ""
+    assert world.broker.ledger_error is None
 
 
 # --- whose a process is
@@ -672,7 +674,7 @@ def outside(world: World, *clients: GpuClient, **changes: object) -> dict[str, s
     daemon = structs.replace(first.daemon, **changes)
     world.broker.observe_snapshot(snapshot(structs.replace(first, clients=clients, daemon=daemon), second))
     world.keeper.check_markers()
-    return dict(world.keeper.report.unenforced)
+    return {key: reason.message for key, reason in world.keeper.report.unenforced.items()}
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -831,14 +833,14 @@ def test_a_share_of_a_known_group_is_adopted_on_its_gpus_and_one_of_no_group_is_
     assert (adopted.device_ids, adopted.gpus, adopted.adopted) == (("pair0::0",), (uuid(0), uuid(1)), True)
     outcome = grouped.broker.adopt("gpufrac.dev/pair", ("pair9::0",), None)
     assert isinstance(outcome, Refusal)
-    assert "in no group of its config" in outcome.text
+    assert "in no group of its config" in outcome.message
 
 
 def test_a_share_of_a_group_whose_gpus_cannot_be_told_is_not_adopted(grouped: World) -> None:
     grouped.broker.apply_config(structs.replace(GROUPED, groups=(("pair0", (0, 7)),)))
     outcome = grouped.broker.adopt("gpufrac.dev/pair", ("pair0::0",), None)
     assert isinstance(outcome, Refusal)
-    assert "its GPU 7 is not on this node" in outcome.text
+    assert "its GPU 7 is not on this node" in outcome.message
 
 
 def test_records_of_versions_without_groups_are_of_their_only_gpu(world: World) -> None:

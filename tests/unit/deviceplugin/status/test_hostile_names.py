@@ -11,8 +11,10 @@ from msgspec import structs
 
 from deviceplugin.cli.main import cli
 from deviceplugin.cli.output import complain
+from deviceplugin.reconcile.markers import VerdictCode
 from deviceplugin.status import metrics
 from deviceplugin.status.clients import clients
+from mpsd.common.reason import Reason
 from mpsd.localapi.methods import reading
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import GpuClient, GpuClients
@@ -30,7 +32,7 @@ def root(short_tmp: Path) -> Iterator[str]:
     world.kubelet.containers["ns", NAME, NAME] = {got.resource: got.device_ids}
     world.holds((got, "uid-1"))
     world.keeper.observe()
-    world.unenforced = {got.key: NAME}
+    world.unenforced = {got.key: Reason(VerdictCode.NO_MARKER, NAME)}
     gpus = reported(world.broker.node.config, world.infos, world.broker.desired())
     client = GpuClient(pid=7, allocation_key=got.key, used_bytes=2**40, pod_uid="uid-1", command=NAME)
     daemon = structs.replace(gpus[1].daemon, wedged=True, reason=NAME, last_log=(NAME,))  # type: ignore[type-var]

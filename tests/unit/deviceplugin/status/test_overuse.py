@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from deviceplugin.reconcile.markers import VerdictCode
 from deviceplugin.status import metrics
 from deviceplugin.status.attention import attention
 from deviceplugin.status.status import AllocationStatus
+from mpsd.common.reason import Reason
 from mpsd.config.model import GIB, Enforcement
 from mpsd.localapi.snapshot import GpuClient
 from tests.builders import reported, snapshot, uuid
@@ -93,7 +95,7 @@ def test_what_an_mpsd_that_is_gone_knew_of_use_is_not_said(world: World) -> None
 
 def test_a_limit_that_nothing_enforces_is_said_to_be_so(world: World) -> None:
     got = world.grant()
-    world.unenforced = {got.key: "its marker is missing"}
+    world.unenforced = {got.key: Reason(VerdictCode.NO_MARKER, "its marker is missing")}
     (shown,) = use(world, client(got.key, 16))
     assert shown.enforcement is Enforcement.NONE
     assert "nothing holds it to that" in shown.over_limit
