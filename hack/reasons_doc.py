@@ -1,0 +1,56 @@
+"""Writes docs/reasons.md: every code, what it means and what to do, from the enums in the code."""
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+
+import deviceplugin
+import mpsd
+from mpsd.common.reason import Code
+
+TARGET = Path(__file__).resolve().parents[1] / "docs" / "reasons.md"
+HEAD = """# Reasons
+
+<!-- Written by hack/gen-docs from the enums of codes. -->
+
+Whatever is not as it should be has a reason: a code for programs and a message for people. The code is stable; the
+message says what was asked, what is missing and what to do here and now. JSON output and the local APIs have the code
+beside its message, in a field that ends in `Code` or `_code`.
+"""
+
+
+def subjects() -> list[type[Code]]:
+    """All enums of codes, in the order of their modules."""
+    for package in (mpsd, deviceplugin):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            parts = module.name.split(".")
+            if not {"sim", "api", "__main__"} & set(parts):
+                importlib.import_module(module.name)
+    return sorted(Code.__subclasses__(), key=lambda code: (code.__module__, code.__name__))
+
+
+def render() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    for subject in subjects():
+        lines += [f"## {subject.__name__}", "", subject.__doc__ or "", ""]
+        lines += ["| Code | Meaning | What to do |", "|---|---|---|"]
+        lines += [f"| `{code.value}` | {code.meaning} | {code.advice} |" for code in subject]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    text = render()
+    if "--check" in arguments:
+        if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text:
+            return 0
+        sys.stderr.write(f"{TARGET.name} is not what the enums of codes say: run hack/gen-docs\n")
+        return 1
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
