@@ -17,6 +17,10 @@ HEAD = """# Reasons
 Whatever is not as it should be has a reason: a code for programs and a message for people. The code is stable; the
 message says what was asked, what is missing and what to do here and now. JSON output and the local APIs have the code
 beside its message, in a field that ends in `Code` or `_code`.
+
+Words: MPS is NVIDIA's Multi-Process Service, with protocol 2 on drivers before r615 and protocol 3 from r615 on. CDI is
+the Container Device Interface; a cgroup is a control group of the kernel, and dmem its controller of device memory; MIG
+is Multi-Instance GPU; an XID is an error of the driver. More are in the [glossary](glossary.md).
 """
 
 
