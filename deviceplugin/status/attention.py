@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.grants.clients import Pods, is_foreign, pids_text
 from deviceplugin.plan.model import ANNOTATED
-from deviceplugin.plan.view import ITS_DAEMON, daemon_text
+from deviceplugin.plan.reasons import OfferCode
+from deviceplugin.plan.view import daemon_text
 from deviceplugin.status.status import AllocationStatus, PluginStatus
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, Snapshot
 
@@ -94,7 +95,9 @@ def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
     lines += _together(
         (f"GPU {gpu.index}", gpu.reason)
         for gpu in plugin.gpus
-        if gpu.reason not in of_node and not gpu.excluded and not (gpu.uuid in told and ITS_DAEMON in gpu.reason)
+        if gpu.reason not in of_node
+        and not gpu.excluded
+        and not (gpu.uuid in told and gpu.reason_code == OfferCode.DAEMON_NOT_READY)
     )
     lines += [
         f"GPU {uuid}, which is no longer on the node: {text}; if it is not to come back: gpufrac undrain {uuid}"

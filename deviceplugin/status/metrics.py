@@ -4,6 +4,7 @@ The text format (version 0.0.4) is written here: the client library adds 12 MiB 
 docs/adr). Labels name GPUs, resources and states, never pods.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from deviceplugin.status.status import PluginStatus
@@ -41,6 +42,11 @@ def render(status: PluginStatus, failures: Mapping[str, int] | None = None) -> s
     gauge("gpu_limit_bytes", "Sum of granted limits.", [({"gpu_uuid": g.uuid}, g.limit_bytes) for g in gpus])
     gauge("gpu_allocations", "Live allocations.", [({"gpu_uuid": g.uuid}, g.allocations) for g in gpus])
     gauge("gpu_blocked", "1 while the GPU takes nothing new.", [({"gpu_uuid": g.uuid}, bool(g.reason)) for g in gpus])
+    gauge(
+        "gpu_reason",
+        "1 with the code of why the GPU takes nothing new.",
+        [({"gpu_uuid": g.uuid, "reason": g.reason_code}, 1) for g in gpus if g.reason],
+    )
     gauge("gpu_drained", "1 while an operator drains the GPU.", [({"gpu_uuid": g.uuid}, bool(g.drained)) for g in gpus])
     gauge(
         "resource_registered",
@@ -51,10 +57,21 @@ def render(status: PluginStatus, failures: Mapping[str, int] | None = None) -> s
     gauge("resource_healthy", "Shares listed as Healthy.", [({"resource": r.name}, r.healthy) for r in resources])
     gauge("resource_held", "Shares that live allocations hold.", [({"resource": r.name}, r.held) for r in resources])
     gauge("resource_free", "Shares that can still be had.", [({"resource": r.name}, r.free) for r in resources])
+    gauge(
+        "resource_reason",
+        "1 with the code of why nothing more of it can be had.",
+        [({"resource": r.name, "reason": r.reason_code}, 1) for r in resources if r.reason],
+    )
     counts = dict.fromkeys(ALLOCATION_STATES, 0)
     for allocation in status.allocations:
         counts[allocation.state] += 1
     gauge("allocations", "Live allocations by state.", [({"state": state}, count) for state, count in counts.items()])
+    reasons = Counter((a.state, a.reason_code) for a in status.allocations if a.reason)
+    gauge(
+        "allocation_reasons",
+        "Live allocations of which status has something to say, by the code of that.",
+        [({"state": state, "reason": reason}, count) for (state, reason), count in sorted(reasons.items())],
+    )
     unenforced = sum(1 for a in status.allocations if a.enforcement in ("none", *_below(a.granted_enforcement)))
     gauge("allocations_unenforced", "Live allocations without a limit enforced as granted.", [({}, unenforced)])
     gauge("limit_drift_total", "Hard limits found not in force.", [({}, status.limit_drifts)], "counter")

@@ -12,7 +12,7 @@ from hack.reasons_doc import subjects
 from mpsd.common.reason import Code
 
 ROOT = Path(__file__).parents[2]
-MESSAGES = {"message", "reason", "not_shared", "unheld", "objection", "config_error", "mpsd_error"}
+MESSAGES = {"message", "reason", "not_shared", "objection", "config_error", "mpsd_error"}
 """Names of fields with a message."""
 READERS = {"startswith", "endswith", "partition", "rpartition", "split", "find", "index"}
 """To leave out a word that stands there twice (`removeprefix`) decides nothing."""
@@ -48,7 +48,8 @@ def readings(tree: ast.AST) -> Iterator[ast.expr]:
         elif isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             texts = [s for s in sides if isinstance(s, ast.Constant) and isinstance(s.value, str) and s.value]
-            if texts and any(_is_message(side) for side in sides):
+            held_in = isinstance(node.ops[0], ast.In | ast.NotIn) and _is_message(node.comparators[0])
+            if held_in or (texts and any(_is_message(side) for side in sides)):
                 yield node
 
 
@@ -63,6 +64,7 @@ def test_what_looks_into_a_message_is_found() -> None:
         'status.reason.startswith("it is replaced")',
         'str(gpu.reason).partition(":")',
         '"wedged" in daemon.reason',
+        "ITS_DAEMON in gpu.reason",
         'refusal.message == "no room"',
         're.match("x", reason.message)',
     ]

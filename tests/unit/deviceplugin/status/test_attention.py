@@ -250,3 +250,17 @@ def test_counters_go_on_above_a_million(world: World) -> None:
 def test_metrics_that_are_not_served_are_told(world: World) -> None:
     picture = structs.replace(world.picture(), metrics=Reason(code="AddressInUse", message="metrics are not served"))
     assert "metrics are not served" in attention(None, picture)
+
+
+def test_metrics_name_the_code_of_what_waits(world: World) -> None:
+    world.daemon = DaemonStatus(state=DaemonState.BACKOFF, reason="it died")
+    world.tell()
+    world.keeper.attach()
+    world.now_s += DAEMON_GRACE_S
+    world.tell()
+    world.keeper.attach()
+    lines = metrics.render(world.picture()).splitlines()
+    waiting = [line for line in lines if line.startswith("gpufrac_allocation_reasons{")]
+    count = sum(1 for allocation in world.picture().allocations if allocation.state == "waiting")
+    assert waiting == [f'gpufrac_allocation_reasons{{state="waiting",reason="WaitsForDaemon"}} {count}']
+    assert sum(line.startswith("gpufrac_gpu_reason{") and "DaemonNotReady" in line for line in lines) == 3
