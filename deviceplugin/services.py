@@ -28,9 +28,10 @@ from deviceplugin.status import needs
 from deviceplugin.status.methods import methods
 from deviceplugin.status.metrics import render as render_metrics
 from deviceplugin.status.metricsserver import MetricsServer
+from deviceplugin.status.model import PluginStatus
 from deviceplugin.status.nodeevents import WedgeNews
 from deviceplugin.status.podevents import PodNews
-from deviceplugin.status.status import PluginStatus, allocation_statuses, plugin_status
+from deviceplugin.status.status import allocation_statuses, plugin_status
 from mpsd import simulated
 from mpsd.common import threads
 from mpsd.common.log import get_logger

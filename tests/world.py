@@ -20,7 +20,8 @@ from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.model import Allocation
 from deviceplugin.reconcile.hardlimits import MarkedCgroup
 from deviceplugin.reconcile.keeper import Keeper
-from deviceplugin.status.status import PluginStatus, plugin_status
+from deviceplugin.status.model import PluginStatus
+from deviceplugin.status.status import plugin_status
 from mpsd.common.errors import NotReachableError, TransientError
 from mpsd.common.processes import PodProcess
 from mpsd.common.reason import Reason

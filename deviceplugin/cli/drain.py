@@ -10,7 +10,7 @@ import click
 from deviceplugin.cli.gpuname import GONE, GpuName, choose, complete_gpu, gone_names, names_of_plugin
 from deviceplugin.cli.options import Seconds, node_options, run_root_of
 from deviceplugin.cli.output import Failure, complain, counted, failures, print_json, say, some
-from deviceplugin.status.status import AllocationStatus, PluginStatus
+from deviceplugin.status.model import AllocationStatus, PluginStatus
 from mpsd.common.errors import NotReachableError
 from mpsd.common.socketpath import plugin_socket
 from mpsd.localapi.client import call

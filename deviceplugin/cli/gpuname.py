@@ -11,7 +11,7 @@ from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.socketpath import plugin_socket
 
 if TYPE_CHECKING:
-    from deviceplugin.status.status import PluginStatus
+    from deviceplugin.status.model import PluginStatus
     from mpsd.localapi.snapshot import Snapshot
 
 GONE = -1
@@ -99,7 +99,7 @@ def complete_pod(context: click.Context, parameter: click.Parameter, incomplete:
 
 def _status(context: click.Context) -> "PluginStatus | None":
     from deviceplugin.cli.options import run_root_of
-    from deviceplugin.status.status import PluginStatus
+    from deviceplugin.status.model import PluginStatus
     from mpsd.localapi.client import call
 
     try:

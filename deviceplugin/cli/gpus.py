@@ -10,7 +10,7 @@ from deviceplugin.cli.node import LOG_LINES, Node, age, log_lines, look
 from deviceplugin.cli.options import node_options
 from deviceplugin.cli.output import counted, failures, print_json, print_table, say, size
 from deviceplugin.plan.view import daemon_reason, daemon_state
-from deviceplugin.status.status import GpuAccount
+from deviceplugin.status.model import GpuAccount
 from mpsd.localapi.snapshot import DaemonStatus, GpuStatus
 
 

@@ -26,7 +26,7 @@ from deviceplugin.cli.output import (
 from deviceplugin.plan.view import daemon_reason, daemon_state
 from deviceplugin.selftest import record
 from deviceplugin.status.attention import attention
-from deviceplugin.status.status import PluginStatus, ResourceStatus
+from deviceplugin.status.model import PluginStatus, ResourceStatus
 from mpsd.common.errors import GpufracError, NotReachableError
 from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot

@@ -13,7 +13,7 @@ from deviceplugin.cli.node import look
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import complain, confirm, failures, print_json, print_table, say, some
 from deviceplugin.status.clients import GpuClientsStatus, Target
-from deviceplugin.status.status import PluginStatus
+from deviceplugin.status.model import PluginStatus
 from mpsd.common.errors import ConfigError, GpufracError, NotReachableError
 from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.localapi.client import call

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from deviceplugin.status.status import GpuAccount, ResourceStatus
+from deviceplugin.status.model import GpuAccount, ResourceStatus
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import GIB, Enforcement
 from mpsd.gpu.model import MIB, ComputeMode, GpuHealth, Mode

@@ -7,7 +7,7 @@ from deviceplugin.grants.clients import Pods, is_foreign, pids_text
 from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.plan.view import daemon_text
-from deviceplugin.status.status import AllocationStatus, PluginStatus
+from deviceplugin.status.model import AllocationStatus, PluginStatus
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, Snapshot
 
 ABANDONED = (

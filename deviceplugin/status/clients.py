@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from deviceplugin.grants.clients import is_foreign, is_of
-from deviceplugin.status.status import AllocationStatus
+from deviceplugin.status.model import AllocationStatus
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.localapi.snapshot import GpuClient, GpuClients, GpuStatus
 

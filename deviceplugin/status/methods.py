@@ -7,7 +7,7 @@ import msgspec
 from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.drains import Drain
 from deviceplugin.status.clients import clients, targets
-from deviceplugin.status.status import PluginStatus
+from deviceplugin.status.model import PluginStatus
 from mpsd.common.log import get_logger
 from mpsd.common.reason import message_of
 from mpsd.localapi.methods import Method, operating, reading, shaped

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.plan.model import ANNOTATED
-from deviceplugin.status.status import AllocationStatus
+from deviceplugin.status.model import AllocationStatus
 from mpsd.common.log import get_logger
 
 log = get_logger("plugin")

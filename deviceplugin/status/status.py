@@ -1,14 +1,13 @@
-"""What the plugin shows on its local socket: wire values, and how they are made from the broker's picture (pure)."""
+"""How what the plugin shows (model.py) is made from the broker's picture and what reconciling found (pure)."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
-
-import msgspec
+from typing import Protocol
 
 from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.grants.clients import claims, pids_text
 from deviceplugin.grants.holders.model import Holder, Shares
+from deviceplugin.grants.inspection import Inspection
 from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.enforcement import mps_level, not_hard
@@ -18,155 +17,20 @@ from deviceplugin.plan.start import loosened
 from deviceplugin.plan.view import FOR_ANNOTATED
 from deviceplugin.reconcile.hardlimits import LimitState
 from deviceplugin.reconcile.reasons import HeldCode
+from deviceplugin.reconcile.report import Report
+from deviceplugin.status.model import AllocationStatus, GpuAccount, PluginStatus, ResourceStatus
 from deviceplugin.status.overuse import over_limit, use_of
 from mpsd.common.quantity import format_bytes
-from mpsd.common.reason import Reason, code_of, joined, message_of, reason_of
+from mpsd.common.reason import Reason, code_of, joined, message_of
 from mpsd.config.model import Enforcement
 from mpsd.localapi.snapshot import GpuClient
 from mpsd.shares.groups import group_of
 
-if TYPE_CHECKING:  # commands read these models: they start in half the time without the plugin behind them
-    from deviceplugin.grants.inspection import Inspection
-    from deviceplugin.reconcile.report import Report
-
-RENAME = "camel"
 ALONE = Reason(HeldCode.STARTED_ALONE, STARTED_ALONE)
 POD_GONE = Reason(StartCode.RELEASED, "its pod is gone; it is released after a short grace")
 JUST_GRANTED = Reason(StartCode.FILE_NOT_WRITTEN, "just granted")
 CANNOT_START = "its container can't (re)start now, one that runs goes on"
 OVER_COMMITTED = Reason(OfferCode.OVER_COMMITTED, "over-committed: it takes nothing new until it fits")
-
-
-class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """One allocation. `state`: attached (its container may start, or runs), waiting (it may not start now, see reason;
-    one that runs goes on), leaving (its pod is gone; it is named still). `enforcement` is what holds for the container
-    as found, `granted_enforcement` as planned. Bytes are per GPU; `used_bytes` is the most on any of them, as read back
-    or shown by the driver last, None where that is not known. `burst` says whether it borrows memory beyond its
-    request, empty where it may not. `pod_uids`: the pods seen to hold it, the newest last. `claimed_by`: processes of
-    other pods that call themselves its own. `reduced` says that and why it has less than its annotations ask for.
-    `over_limit` says that and how far its processes are beyond its limit, where no hard limit holds them."""
-
-    key: str
-    resource: str
-    device_ids: tuple[str, ...] = msgspec.field(name="deviceIDs")
-    group: str
-    gpus: tuple[str, ...]
-    request_bytes: int
-    limit_bytes: int
-    mode: str
-    enforcement: str
-    thread_percent: int | None
-    namespace: str
-    pod: str
-    container: str
-    pod_uids: tuple[str, ...] = msgspec.field(name="podUIDs")
-    claimed_by: str
-    state: str
-    reason: str
-    created_unix_s: float
-    adopted: bool
-    reason_code: str = ""
-    granted_enforcement: str = ""
-    used_bytes: int | None = None
-    burst: str = ""
-    reduced: str = ""
-    over_limit: str = ""
-
-
-class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """One resource: what is listed, what can still be had (`free`), and why not more. `healthy` is what the kubelet is
-    told, shares that are held included; `waiting`: shares that the kubelet still holds for pods that are gone.
-    `reasons`: GPU UUID or group -> reason. `enforcement` is the level that holds wherever it is offered, `not_hard` why
-    that is not hard."""
-
-    name: str
-    mode: str
-    enforcement: str
-    minimum: str
-    registration: str
-    registration_error: str
-    listed: int
-    healthy: int
-    held: int
-    free: int
-    reason: str
-    reasons: dict[str, str]
-    reason_code: str = ""
-    reason_codes: dict[str, str] = {}
-    not_hard: str = ""
-    not_hard_code: str = ""
-    waiting: int = 0
-
-    @property
-    def why(self) -> Reason | None:
-        """Why nothing more can be had, by `OfferCode` or `EnforcementCode`."""
-        return reason_of(self.reason, self.reason_code)
-
-
-class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """What is granted on one GPU. Negative `free_bytes`: over-committed. `group` is the declared group it is in, empty
-    for a GPU alone; `drained` says since when an operator drains it and why, `reason` why it takes nothing new.
-    `limit_bytes` is the sum of limits, above `usable_bytes` where shares may borrow more than there is. `serves` says
-    who may have parts of it: resources, annotated pods, or both; `kept` why resources take nothing there while
-    annotated pods may. `shared`: whether it is ours to share at all; `excluded`: the config leaves it out."""
-
-    uuid: str
-    index: int
-    group: str
-    drained: str
-    usable_bytes: int
-    granted_bytes: int
-    free_bytes: int
-    allocations: int
-    mode: str | None
-    reason: str
-    reason_code: str = ""
-    limit_bytes: int = 0
-    serves: str = "resources"
-    kept: str = ""
-    kept_code: str = ""
-    shared: bool = True
-    excluded: bool = False
-
-    @property
-    def why(self) -> Reason | None:
-        """Why it takes nothing new, by `OfferCode` or as mpsd says."""
-        return reason_of(self.reason, self.reason_code)
-
-
-class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
-    """The plugin process as a whole; every error is empty when there is none. `gone_drained`: drains of GPUs that are
-    no longer on the node, by UUID. `hard_limits` says whether limits can be hard on this node, or each piece that is
-    missing; `limit_drifts` how often one was found not in force. `state_root` is where the node keeps what must outlive
-    it. `runtime` is the container runtime's name and version, empty where it is not known. `annotated` is None where
-    the config has no `annotations`. `cdi_objections`: files of others that define CDI devices of ours."""
-
-    pid: int
-    started_unix_s: float
-    mpsd_error: str
-    kubelet_error: str
-    checkpoint_error: str
-    cdi_error: str
-    config_error: str
-    config_restart_needed: str
-    gpu_devices: str
-    gpu_devices_reason: str
-    problems: tuple[str, ...]
-    gpus: tuple[GpuAccount, ...]
-    gone_drained: dict[str, str]
-    resources: tuple[ResourceStatus, ...]
-    allocations: tuple[AllocationStatus, ...]
-    hard_limits: str = ""
-    limit_drifts: int = 0
-    state_root: str = ""
-    runtime: str = ""
-    mpsd_error_code: str = ""
-    cdi_error_code: str = ""
-    annotated: AnnotatedStatus | None = None
-    kubernetes: KubernetesState | None = None
-    cdi_objections: tuple[str, ...] = ()
-    metrics: Reason | None = None
-    """Why no metrics are served, None while they are, or are off."""
 
 
 class Registration(Protocol):
@@ -178,14 +42,14 @@ class Registration(Protocol):
     def error(self) -> str: ...
 
 
-def allocation_statuses(inspection: "Inspection", report: "Report") -> tuple[AllocationStatus, ...]:
+def allocation_statuses(inspection: Inspection, report: Report) -> tuple[AllocationStatus, ...]:
     """All live allocations, oldest first."""
     claimed_by = claims_of(inspection)
     return tuple(allocation_status(a, inspection, report, claimed_by.get(a.key, "")) for a in inspection.allocations)
 
 
 def allocation_status(
-    allocation: Allocation, inspection: "Inspection", report: "Report", claimed_by: str = ""
+    allocation: Allocation, inspection: Inspection, report: Report, claimed_by: str = ""
 ) -> AllocationStatus:
     """One allocation as the operator sees it."""
     pods = inspection.pods.get(allocation.key, {})
@@ -241,9 +105,7 @@ def allocation_status(
     )
 
 
-def _level_now(
-    allocation: Allocation, limits: LimitState, inspection: "Inspection"
-) -> tuple[Enforcement, Reason | None]:
+def _level_now(allocation: Allocation, limits: LimitState, inspection: Inspection) -> tuple[Enforcement, Reason | None]:
     """The level that holds now, and why it is below the one granted."""
     if allocation.enforcement is not Enforcement.HARD:
         return allocation.enforcement, None
@@ -280,7 +142,7 @@ def burst(allocation: Allocation, used_bytes: int | None, *, in_force: bool = Tr
 
 
 def resource_statuses(
-    inspection: "Inspection", sessions: Mapping[str, Registration], stale: Iterable[Shares] = ()
+    inspection: Inspection, sessions: Mapping[str, Registration], stale: Iterable[Shares] = ()
 ) -> tuple[ResourceStatus, ...]:
     """All resources in their configured order. `stale`: shares that the kubelet holds for pods that are gone."""
     held: dict[str, set[str]] = {}
@@ -325,7 +187,7 @@ def resource_statuses(
     return tuple(rows)
 
 
-def gpu_accounts(inspection: "Inspection") -> tuple[GpuAccount, ...]:
+def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
     """All GPUs by index."""
     groups = inspection.view.groups
     waiting, listed = (group_of(v.group for v in groups.values() if bool(v.unlisted) is late) for late in (True, False))
@@ -379,7 +241,7 @@ def _kept(gpu: GpuView, whole: GpuView | GroupView, node: NodeView) -> Reason | 
     return gpu.reserved or whole.reserved or (FOR_ANNOTATED if set_aside else None)
 
 
-def claims_of(inspection: "Inspection") -> dict[str, str]:
+def claims_of(inspection: Inspection) -> dict[str, str]:
     """Allocations that processes of other pods name as theirs: key -> whose processes."""
     pods = {key: tuple(held_by) for key, held_by in inspection.pods.items()}
     names = {
@@ -404,8 +266,8 @@ def _takes_nothing(view: GpuView | GroupView) -> Reason | None:
 
 
 def plugin_status(
-    inspection: "Inspection",
-    report: "Report",
+    inspection: Inspection,
+    report: Report,
     sessions: Mapping[str, Registration],
     *,
     pid: int,

@@ -19,7 +19,7 @@ from deviceplugin.sim.kubelet.kubelet import StubKubelet
 from deviceplugin.sim.kubelet.pod import AdmittedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime.nri import NriRuntime
-from deviceplugin.status.status import PluginStatus
+from deviceplugin.status.model import PluginStatus
 from mpsd.common.errors import GpufracError
 from mpsd.localapi.client import call
 from mpsd.sim.model import gpu_uuid

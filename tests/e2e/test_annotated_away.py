@@ -11,7 +11,7 @@ from deviceplugin.sim.kubelet.pod import AdmittedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime.container import State
 from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
-from deviceplugin.status.status import PluginStatus
+from deviceplugin.status.model import PluginStatus
 from mpsd.sim.model import gpu_uuid
 from tests.apiserver import StubApiServer
 from tests.e2e.pluginnode import PluginNode, kill

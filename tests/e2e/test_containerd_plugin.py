@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
-from deviceplugin.status.status import PluginStatus
+from deviceplugin.status.model import PluginStatus
 from mpsd.localapi.snapshot import LimitQuery
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.model import gpu_uuid

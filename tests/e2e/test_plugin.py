@@ -21,7 +21,7 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.sim.kubelet.pod import AdmittedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
-from deviceplugin.status.status import PluginStatus
+from deviceplugin.status.model import PluginStatus
 from mpsd.common.errors import GpufracError
 from mpsd.config.model import GIB, socket_name
 from mpsd.host.checks import nofile_soft

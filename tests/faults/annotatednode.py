@@ -11,7 +11,7 @@ from deviceplugin.nri.model import Container, ContainerState, Pod
 from deviceplugin.sim.runtime.nri import NriError, NriRuntime
 from deviceplugin.sim.runtime.nvidia import write_nvidia_spec
 from deviceplugin.status import metrics
-from deviceplugin.status.status import PluginStatus
+from deviceplugin.status.model import PluginStatus
 from mpsd.sim.driver import KUBEPODS, SimulatedDriver
 from mpsd.sim.model import gpu_uuid
 from tests.e2e.pluginnode import PluginNode, kill

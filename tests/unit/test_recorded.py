@@ -14,7 +14,7 @@ from deviceplugin.grants.drains import Drains
 from deviceplugin.grants.ledger import Ledger
 from deviceplugin.selftest import record as selftest
 from deviceplugin.status.clients import GpuClientsStatus
-from deviceplugin.status.status import AllocationStatus, PluginStatus
+from deviceplugin.status.model import AllocationStatus, PluginStatus
 from mpsd.common.reason import OlderCode, Reason
 from mpsd.config.load import parse_config
 from mpsd.config.show import effective

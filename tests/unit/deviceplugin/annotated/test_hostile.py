@@ -12,7 +12,7 @@ from deviceplugin.grants.holders.pods import GONE_S
 from deviceplugin.nri.model import ContainerState, Pod, Refused, Runtime
 from deviceplugin.plan.ids import device_id
 from deviceplugin.reconcile.hardlimits import MarkedCgroup
-from deviceplugin.status.status import PluginStatus
+from deviceplugin.status.model import PluginStatus
 from mpsd.common.processes import PodProcess
 from mpsd.config.model import Enforcement, TrustPolicy
 from mpsd.gpu.model import Mode

@@ -17,7 +17,7 @@ from deviceplugin.cli.main import cli
 from deviceplugin.cli.terminate import readings
 from deviceplugin.plan.ids import device_id
 from deviceplugin.status.clients import clients, targets
-from deviceplugin.status.status import PluginStatus
+from deviceplugin.status.model import PluginStatus
 from mpsd.common.errors import ConfigError, NotReachableError
 from mpsd.common.processlock import ProcessLock
 from mpsd.common.reason import message_of

@@ -14,7 +14,7 @@ from deviceplugin.grants.holders.shares import ABSENT_S
 from deviceplugin.plan.model import Allocation
 from deviceplugin.reconcile.hardlimits import VERIFIED_S, MarkedCgroup, marked_cgroups
 from deviceplugin.status import metrics
-from deviceplugin.status.status import AllocationStatus
+from deviceplugin.status.model import AllocationStatus
 from mpsd.config.model import GIB, CdiConfig, Delivery, Enforcement
 from mpsd.gpu.model import MIB, Mode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, HardLimits, LimitReading

@@ -25,7 +25,7 @@ from deviceplugin.selftest.plan import (
     facts,
     trials,
 )
-from deviceplugin.status.status import GpuAccount, ResourceStatus
+from deviceplugin.status.model import GpuAccount, ResourceStatus
 from mpsd.common.errors import GpufracError, TransientError
 from mpsd.config.model import GIB, Enforcement
 from mpsd.gpu.model import MIB, ComputeMode, GpuHealth, Mode

@@ -9,7 +9,7 @@ from msgspec import structs
 from deviceplugin.reconcile.markers import VerdictCode
 from deviceplugin.status import metrics
 from deviceplugin.status.attention import attention
-from deviceplugin.status.status import AllocationStatus
+from deviceplugin.status.model import AllocationStatus
 from mpsd.common.reason import Reason
 from mpsd.config.model import GIB, Enforcement
 from mpsd.localapi.snapshot import GpuClient
