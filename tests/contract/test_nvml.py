@@ -369,7 +369,7 @@ class LiveProber:
         return self._await(lambda i: [gpu["health"] for gpu in i["gpus"]] == list(wanted))
 
     def await_reason(self, words: str) -> Any:
-        return self._await(lambda i: words in i.get("reason", ""))
+        return self._await(lambda i: words in (i.get("reason") or {"message": ""})["message"])
 
     def _await(self, wanted: Callable[[Any], bool]) -> Any:
         assert self.process.stdout is not None
@@ -397,12 +397,12 @@ def test_prober_over_the_binding(mock: Mock, live: LiveProber) -> None:
     assert inventory["gpus"][1]["processes"] == [{"pid": 77, "used_bytes": 4096}]
 
     mock.touch("lost.1")
-    assert "NVML 15" in live.await_health("ok", "lost")["gpus"][1]["reason"]
+    assert "NVML 15" in live.await_health("ok", "lost")["gpus"][1]["reason"]["message"]
     (mock.directory / "lost.1").unlink()
     live.await_health("ok", "ok")
 
     mock.touch("xid", "0 79")
-    assert live.await_health("sick", "ok")["gpus"][0]["reason"].startswith("XID 79")
+    assert live.await_health("sick", "ok")["gpus"][0]["reason"]["message"].startswith("XID 79")
 
 
 def test_prober_survives_a_hanging_driver_call(mock: Mock, live: LiveProber) -> None:
