@@ -19,8 +19,9 @@ message says what was asked, what is missing and what to do here and now. JSON o
 beside its message, in a field that ends in `Code` or `_code`.
 
 Words: MPS is NVIDIA's Multi-Process Service, with protocol 2 on drivers before r615 and protocol 3 from r615 on. CDI is
-the Container Device Interface; a cgroup is a control group of the kernel, and dmem its controller of device memory; MIG
-is Multi-Instance GPU; an XID is an error of the driver. More are in the [glossary](glossary.md).
+the Container Device Interface, NRI the runtime's Node Resource Interface; a cgroup is a control group of the kernel,
+and dmem its controller of device memory; MIG is Multi-Instance GPU; an XID is an error of the driver. More are in the
+[glossary](glossary.md).
 """
 
 

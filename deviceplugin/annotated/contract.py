@@ -13,7 +13,7 @@ from math import floor
 
 import msgspec
 
-from mpsd.common.errors import GpufracError
+from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
 from mpsd.common.quantity import MAX_TEXT, MAX_VALUE, QuantityError, format_bytes, parse_bytes, quoted
 from mpsd.gpu.model import MIB, Mode
 
@@ -62,11 +62,11 @@ _WHOLE_POD = re.compile(r"gpus?[._-]*(?:(?P<memory>mem(?:ory)?)|(?P<fraction>fra
 _KAI_FRACTION = "gpu-fraction"
 
 
-class ContractError(GpufracError):
+class ContractError(RefusedError):
     """An annotation that must not be guessed at. `detail` is the rule alone; the container's name is in the key."""
 
     def __init__(self, key: str, value: str, detail: str) -> None:
-        super().__init__(f"cannot use annotation {key}: {quoted(value)}: {detail}")
+        super().__init__(AnnotationCode.BAD_ANNOTATION, f"cannot use annotation {key}: {quoted(value)}: {detail}")
         self.key = key
         self.value = value
         self.detail = detail

@@ -12,6 +12,7 @@ from deviceplugin.annotated import contract, devices, shares
 from deviceplugin.annotated.adjust import RESERVED_ENV, adjustment, lowered
 from deviceplugin.annotated.contract import Ask
 from deviceplugin.annotated.inventory import isolation_of
+from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
 from deviceplugin.annotated.shares import FRESH_S
 from deviceplugin.annotated.trust import distrust
 from deviceplugin.grants.broker import Broker
@@ -20,7 +21,6 @@ from deviceplugin.nri.runtimes import Traits
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.start import Grant
-from mpsd.common.errors import GpufracError
 from mpsd.config.model import AnnotationsConfig, TrustPolicy
 
 ATTACH_S = 0.7
@@ -77,7 +77,7 @@ class Creator:
         self._check_trust(wanted)
         outcome = self._broker.allocate_container(wanted, by_cdi=runtime.takes_cdi, recheck=self._keeper.recheck)
         if isinstance(outcome, Refusal):
-            raise GpufracError(outcome.message)
+            raise RefusedError(outcome.code, outcome.message)
         if text := shortfall(outcome):
             self._on_shortfall(ref, text)
         allocation, way = self._attached(outcome, runtime)
@@ -107,7 +107,8 @@ class Creator:
         share = shares.share_of(self._broker, ref, container, self._keeper.observe)
         if share is None:
             if shares.is_ours(container):
-                raise GpufracError("it holds a share, and whose that is can't be told yet")
+                text = "it holds a share, and whose that is can't be told yet"
+                raise RefusedError(AnnotationCode.SHARE_NOT_KNOWN, text)
             return None
         shares.check_isolation(share, kept_apart)
         if not runtime.pods_win:
@@ -125,7 +126,7 @@ class Creator:
             self._keeper.observe(FRESH_S)  # its reservation may be younger than our last look
             reason = distrust(self._config, ask, self._broker.node.reserved)
         if reason:
-            raise GpufracError(reason)
+            raise RefusedError(AnnotationCode.NOT_TRUSTED, reason)
 
     def _attached(self, allocation: Allocation, runtime: Traits) -> Grant:
         """Waits until what it holds now may start."""
@@ -135,7 +136,8 @@ class Creator:
         if grant is None:
             self._in_vain.add(allocation.gpus)
             reason = self._broker.waits_for(allocation.key) or "its CDI file is being written"
-            raise GpufracError(f"it is granted, but may not start yet: {reason}")
+            text = f"it is granted, but may not start yet: {reason}"
+            raise RefusedError(AnnotationCode.NOT_ATTACHED, text)
         self._in_vain.discard(allocation.gpus)
         if runtime.takes_cdi:
             self._pause(CDI_SETTLE_S)
@@ -150,4 +152,5 @@ def _check_names(container: Container, runtime: Traits) -> None:
     names = Counter(entry.partition("=")[0] for entry in container.env)
     twice = sorted(name for name, count in names.items() if count > 1 and name.startswith(RESERVED_ENV))
     if twice:
-        raise GpufracError(f"its environment has {', '.join(twice)[:200]} twice: set it once, or not at all")
+        text = f"its environment has {', '.join(twice)[:200]} twice: set it once, or not at all"
+        raise RefusedError(AnnotationCode.VARIABLE_TWICE, text)

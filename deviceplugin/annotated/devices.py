@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from cdi.registry import GPU_KINDS
 from deviceplugin.annotated.contract import DEVICES, Ask
+from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
 from deviceplugin.plan.model import ContainerAsk, ContainerRef
-from mpsd.common.errors import GpufracError
 from mpsd.common.quantity import quoted
 from mpsd.common.reason import Reason
 from mpsd.gpu.model import GpuInfo
@@ -48,13 +48,14 @@ def container_ask(
         GpufracError: it names no GPUs, or others than the node's.
     """
     if not ask.devices:
-        raise GpufracError(
+        raise RefusedError(
+            AnnotationCode.NO_GPU_NAMED,
             f"it names no GPU: annotation {prefix}{ref.container}{DEVICES} is missing; it is written by the scheduler "
-            "(such as KAI), so look whether the pod's schedulerName is right"
+            "(such as KAI), so look whether the pod's schedulerName is right",
         )
     found = resolve(ask.devices, gpus)
     if isinstance(found, str):
-        raise GpufracError(found)
+        raise RefusedError(AnnotationCode.UNKNOWN_GPU, found)
     return ContainerAsk(
         container=ref,
         request_bytes=ask.request_bytes,

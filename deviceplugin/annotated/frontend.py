@@ -17,7 +17,7 @@ from deviceplugin.annotated.contract import Finding
 from deviceplugin.annotated.creating import Creator
 from deviceplugin.annotated.existing import ExistingContainers
 from deviceplugin.annotated.inventory import isolation_of, reference
-from deviceplugin.annotated.reporter import Refusing, Reporter
+from deviceplugin.annotated.reporter import Refusing, Reporter, reason_of_error
 from deviceplugin.annotated.sandboxes import Sandboxes
 from deviceplugin.annotated.starting import Mpsd, Starter
 from deviceplugin.grants.broker import Broker
@@ -172,7 +172,7 @@ class AnnotatedFrontend:
         try:
             made = self._creator.create(ref, pod, container, self._runtime)
         except GpufracError as error:
-            raise self._reporter.refuse(ref, str(error)) from error
+            raise self._reporter.refuse(ref, reason_of_error(error)) from error
         if made is None:
             return Adjustment()
         self._absence.replaced(ref)
@@ -186,7 +186,7 @@ class AnnotatedFrontend:
             if asks:
                 self._starter.start(ref, container, self._runtime.patience)
         except GpufracError as error:
-            raise self._reporter.refuse(ref, str(error)) from error
+            raise self._reporter.refuse(ref, reason_of_error(error)) from error
         self._reporter.started(ref, asks=asks)
 
     # --- for others ----------------------------------------------------------------------------------------------

@@ -6,10 +6,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from deviceplugin.annotated.contract import Finding, findings
+from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
+from deviceplugin.grants.ledger import LedgerError
 from deviceplugin.kubernetes.model import Events, EventType
 from deviceplugin.nri.model import Pod, Refused
 from deviceplugin.plan.model import ContainerRef
+from deviceplugin.plan.reasons import OfferCode
+from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 
 log = get_logger("plugin")
 
@@ -22,7 +27,7 @@ class Refusing:
     """A container that was refused and has not been started since."""
 
     container: ContainerRef
-    text: str
+    reason: Reason
     since_unix_s: float
     count: int = 1
 
@@ -41,18 +46,19 @@ class Reporter:
         self.granted = self.refused = 0
         """Containers that were started with what they ask for; creations and starts that were refused."""
 
-    def refuse(self, ref: ContainerRef, text: str) -> Refused:
+    def refuse(self, ref: ContainerRef, reason: Reason) -> Refused:
         """A creation or a start is refused; what to raise."""
         now_s = round(self._wall(), 3)
         with self._lock:
             self.refused += 1
             before = self._refusing.pop(ref, None)
             since_s, count = (before.since_unix_s, before.count + 1) if before else (now_s, 1)
-            self._refusing[ref] = Refusing(ref, text, since_s, count)
+            self._refusing[ref] = Refusing(ref, reason, since_s, count)
             while len(self._refusing) > KEPT:
                 del self._refusing[next(iter(self._refusing))]
-        if before is None or before.text != text:
-            log.warning("an annotated container is refused", container=str(ref), reason=text)
+        text = reason.message
+        if before is None or before.reason != reason:
+            log.warning("an annotated container is refused", container=str(ref), code=reason.code, reason=text)
         self._send(ref, "Warning", "GpuShareRefused", text)
         return Refused(f"gpufrac: container {ref.container!r} of pod {ref.namespace}/{ref.pod}: {text}")
 
@@ -118,3 +124,10 @@ class Reporter:
 
     def _send(self, ref: ContainerRef, kind: EventType, reason: str, text: str) -> None:
         self._events.pod(ref.namespace, ref.pod, ref.pod_uid, kind, reason, f"{ref.container}: {text}")
+
+
+def reason_of_error(error: GpufracError) -> Reason:
+    """Why what raised this did not come about."""
+    if isinstance(error, RefusedError):
+        return error.reason
+    return Reason(OfferCode.NO_RECORDS if isinstance(error, LedgerError) else AnnotationCode.FAILED, str(error))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from deviceplugin.annotated import devices
 from deviceplugin.annotated.contract import Ask
+from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
 from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.holders.model import Holder
 from deviceplugin.grants.nodestate import NodeState
@@ -12,7 +13,6 @@ from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
 from deviceplugin.plan.isolation import level_left
 from deviceplugin.plan.model import Allocation, ContainerRef
-from mpsd.common.errors import GpufracError
 from mpsd.common.marker import MARKER
 from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import Reason
@@ -81,13 +81,13 @@ def check_isolation(share: Allocation, kept_apart: Reason | None) -> None:
     """Raises GpufracError where what keeps its container from the host leaves less of its level than it must have."""
     left = level_left(kept_apart, share.enforcement)
     if kept_apart is not None and left.rank < min(share.enforcement.rank, share.minimum.rank):
-        raise GpufracError(f"it needs a {share.minimum} limit, and {kept_apart}")
+        raise RefusedError(AnnotationCode.KEPT_APART, f"it needs a {share.minimum} limit, and {kept_apart}")
 
 
 def lower(broker: Broker, share: Allocation, ask: Ask, *, mode_given: bool) -> Allocation:
     """The share with the limit that annotations ask for. Raises GpufracError where they ask for anything else."""
     if reason := objection(broker.node, share, ask, mode_given=mode_given):
-        raise GpufracError(reason)
+        raise RefusedError(AnnotationCode.SHARE_NOT_LOWERED, reason)
     return broker.lower_limit(share.key, ask.limit_bytes)
 
 

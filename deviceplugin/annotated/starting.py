@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from deviceplugin.annotated import shares
+from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
 from deviceplugin.grants.reader import Reader
 from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
@@ -57,8 +58,9 @@ class Starter:
             return
         directory = cgroup_directory(self._reader.node.cgroup_root, container.cgroups_path)
         if not directory:
-            raise GpufracError(
-                f"the runtime names no cgroup of it that is understood: {container.cgroups_path[:200]!r}"
+            raise RefusedError(
+                AnnotationCode.NO_CGROUP,
+                f"the runtime names no cgroup of it that is understood: {container.cgroups_path[:200]!r}",
             )
         deadline_s = self._monotonic() + START_S * patience
         for gpu in allocation.gpus:
@@ -70,22 +72,25 @@ class Starter:
         planned = planned or shares.share_of(self._reader, ref, container, self._observe)
         key = container.variable(MARKER)
         if planned is None or planned.runs_unenforced:
-            raise GpufracError("it was created while gpufrac was not there, so it has no limit: it must be made again")
+            text = "it was created while gpufrac was not there, so it has no limit: it must be made again"
+            raise RefusedError(AnnotationCode.NOT_MADE_BY_US, text)
         if key != planned.key:
             # What a runtime does not know of an answer it drops in silence, such as CDI devices (containerd 1.7.24).
             shown = render.is_key(key) if key else False
-            raise GpufracError(
+            raise RefusedError(
+                AnnotationCode.NOT_MADE_BY_US,
                 f"it was created without what gpufrac gave it (its {MARKER} is {key if shown else 'not ours'}): "
-                "it must be made again; if that goes on, the container runtime does not apply it"
+                "it must be made again; if that goes on, the container runtime does not apply it",
             )
         return planned
 
     def _limit(self, gpu: str, directory: str, allocation: Allocation, deadline_s: float) -> None:
         while error := self._set(gpu, directory, allocation):
             if self._monotonic() >= deadline_s:
-                raise GpufracError(
+                raise RefusedError(
+                    AnnotationCode.LIMIT_NOT_IN_FORCE,
                     f"its memory limit of {format_bytes(allocation.limit_bytes)} can't be put in force on GPU {gpu}: "
-                    f"{error}"
+                    f"{error}",
                 )
             self._pause(START_PAUSE_S)
 

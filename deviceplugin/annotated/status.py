@@ -22,6 +22,7 @@ class RefusedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     reason: str
     since_unix_s: float
     count: int
+    reason_code: str = ""
 
 
 class IgnoredStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -92,7 +93,8 @@ def annotated_status(
                 namespace=one.container.namespace,
                 pod=one.container.pod,
                 container=one.container.container,
-                reason=one.text,
+                reason=one.reason.message,
+                reason_code=one.reason.code,
                 since_unix_s=one.since_unix_s,
                 count=one.count,
             )

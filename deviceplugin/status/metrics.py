@@ -92,6 +92,12 @@ def render(status: PluginStatus, failures: Mapping[str, int] | None = None) -> s
         )
         gauge("annotated_granted_total", "Annotated containers granted.", [({}, annotated.granted)], "counter")
         gauge("annotated_refused_total", "Creations and starts refused.", [({}, annotated.refused)], "counter")
+        refusing = Counter(one.reason_code for one in annotated.refusing)
+        gauge(
+            "annotated_refusal_reasons",
+            "Containers that are refused now, by the code of why.",
+            [({"reason": reason}, count) for reason, count in sorted(refusing.items())],
+        )
         gauge("annotated_refusing", "Containers that are refused now.", [({}, len(annotated.refusing))])
         gauge("annotated_unenforced", "Annotated containers without their limit.", [({}, len(annotated.unenforced))])
         gauge("annotated_ignored_keys", "Annotations without effect.", [({}, len(annotated.ignored))])

@@ -116,8 +116,8 @@ def test_what_is_refused_says_why_and_leaves_nothing(node: Node, annotations: di
     for word in words:
         assert word in text
     assert node.holds_nothing()
-    assert node.frontend.report.refusing[0].text in text
-    assert node.said.events == [("ns/p", "GpuShareRefused", f"main: {node.frontend.report.refusing[0].text}")]
+    assert node.frontend.report.refusing[0].reason.message in text
+    assert node.said.events == [("ns/p", "GpuShareRefused", f"main: {node.frontend.report.refusing[0].reason.message}")]
 
 
 def test_on_an_older_driver_sm_sharing_is_served_and_time_slicing_and_burst_are_refused(tmp_path: Path) -> None:
