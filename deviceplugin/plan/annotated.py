@@ -245,8 +245,8 @@ def _not_enforceable(
     if ask.limit_bytes > ask.request_bytes and given is not Enforcement.HARD:
         return Refusal(
             EnforcementCode.BURST_NEEDS_HARD,
-            "its limit is above its request, which needs hard enforcement (driver r615 or newer), and that is not to "
-            f"be had here: {why}; or set the limit to the request",
+            "its limit is above its request, which needs hard enforcement (driver r615 or newer), and this node "
+            f"does not have it: {why}; or set the limit to the request",
         )
     if ask.limit_bytes > ask.request_bytes and group is not None and not group.speaks_protocol_3:
         return Refusal(
@@ -269,7 +269,7 @@ def _not_enforceable(
         return Refusal(
             EnforcementCode.TIME_SLICING_NEEDS_HARD,
             "its mode is time-slicing (the default), which has a memory limit only with hard enforcement (driver r615 "
-            f"or newer), and that is not to be had here: {why}; or set gpu-compute.mode to sm-sharing",
+            f"or newer), and this node does not have it: {why}; or set gpu-compute.mode to sm-sharing",
         )
     text = f"this node's `annotations.enforcement` demands {view.minimum} limits, and it gives {level_words(given)}"
     return Refusal(

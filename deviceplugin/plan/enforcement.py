@@ -62,8 +62,8 @@ def objection(resource: Resource, delivery: Delivery, hard: HardAbility) -> Reas
     if has_burst(resource.memory) and given is not Enforcement.HARD:
         return Reason(
             EnforcementCode.BURST_NEEDS_HARD,
-            "its limit is above its request, which needs hard enforcement (driver r615 or newer), and that is not to "
-            f"be had here: {not_hard(delivery, hard)}; or set the limit equal to the request",
+            "its limit is above its request, which needs hard enforcement (driver r615 or newer), and this node "
+            f"does not have it: {not_hard(delivery, hard)}; or set the limit equal to the request",
         )
     if given.rank >= resource.enforcement.rank:
         return None
@@ -83,8 +83,8 @@ def objection(resource: Resource, delivery: Delivery, hard: HardAbility) -> Reas
         return hard.cdi_loses.reworded(f"{hard.cdi_loses}; or accept it unenforced with `enforcement: none`")
     return Reason(
         EnforcementCode.TIME_SLICING_NEEDS_HARD,
-        "time-slicing has a memory limit only with hard enforcement (driver r615 or newer), which is not to be had "
-        f"here: {not_hard(delivery, hard)}; or use `compute.mode: sm-sharing`, or accept it unenforced with "
+        "time-slicing has a memory limit only with hard enforcement (driver r615 or newer), which this node "
+        f"does not have: {not_hard(delivery, hard)}; or use `compute.mode: sm-sharing`, or accept it unenforced with "
         "`enforcement: none`",
     )
 

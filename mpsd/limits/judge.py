@@ -128,7 +128,7 @@ def _of_gap(facts: Facts) -> Reason:
 def _of_calls(answers: tuple[Answer, ...]) -> Reason | None:
     for answer in answers:
         if answer.verdict is Verdict.REFUSED:
-            text = f"the driver's calls for memory limits are not to be had: {answer.text}"
+            text = f"the driver's calls for memory limits can't be made: {answer.text}"
             return Reason(HardLimitCode.REFUSED, text)
     if all(answer.verdict is Verdict.SILENT for answer in answers):
         why = answers[0].text if answers else "there is none without MIG that is well"
