@@ -4,12 +4,10 @@ What its environment says is a tenant's word: any process can claim the allocati
 has from the process's cgroup, is the kernel's word and goes first, as far as it is known.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 
+from deviceplugin.grants.holders.model import Pods
 from mpsd.localapi.snapshot import GpuClient
-
-Pods = Mapping[str, Collection[str]]
-"""Key of a live allocation -> UIDs of the pods that held it; empty while none is known."""
 
 
 def is_of(client: GpuClient, key: str, pods: Pods) -> bool:

@@ -3,11 +3,10 @@
 import threading
 
 from deviceplugin.grants import inspection
-from deviceplugin.grants.clients import Pods
 from deviceplugin.grants.drains import Drains
 from deviceplugin.grants.grants import Grants
 from deviceplugin.grants.holders.holders import Holders
-from deviceplugin.grants.holders.model import Holder
+from deviceplugin.grants.holders.model import Holder, Pods
 from deviceplugin.grants.inspection import Inspection
 from deviceplugin.grants.lists import Lists
 from deviceplugin.grants.nodestate import NodeState

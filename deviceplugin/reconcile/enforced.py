@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from deviceplugin.grants.clients import Pods, claims, is_of, pids_text
-from deviceplugin.grants.holders.model import Holder
+from deviceplugin.grants.clients import claims, is_of, pids_text
+from deviceplugin.grants.holders.model import Holder, Pods
 from deviceplugin.grants.inspection import Inspection
 from deviceplugin.grants.reader import Reader
 from deviceplugin.kubelet.podresources import Containers

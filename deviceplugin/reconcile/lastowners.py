@@ -6,7 +6,8 @@ memory back when they end.
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from deviceplugin.grants.clients import Pods, is_of, pids_text
+from deviceplugin.grants.clients import is_of, pids_text
+from deviceplugin.grants.holders.model import Pods
 from deviceplugin.grants.reader import Reader
 from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.reasons import StartCode

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from deviceplugin.annotated.status import AnnotatedStatus
-from deviceplugin.grants.clients import Pods, is_foreign, pids_text
+from deviceplugin.grants.clients import is_foreign, pids_text
+from deviceplugin.grants.holders.model import Pods
 from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.plan.view import daemon_text

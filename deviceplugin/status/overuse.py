@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from deviceplugin.grants.clients import Pods, is_of, pids_text
+from deviceplugin.grants.clients import is_of, pids_text
+from deviceplugin.grants.holders.model import Pods
 from deviceplugin.plan.model import Allocation
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Enforcement

@@ -3,8 +3,7 @@ that makes their pods: each in its own way, and here in one (pure state; the own
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from deviceplugin.grants.clients import Pods
-from deviceplugin.grants.holders.model import Holder, Observation
+from deviceplugin.grants.holders.model import Holder, Observation, Pods
 from deviceplugin.grants.holders.pods import PodHolders
 from deviceplugin.grants.holders.shares import ShareHolders
 from deviceplugin.plan.accounts import Accounts

@@ -1,9 +1,13 @@
 """Who holds an allocation, and what a kubelet shows of that at one moment (values)."""
 
+from collections.abc import Collection, Mapping
+
 import msgspec
 
 Shares = tuple[str, tuple[str, ...]]
 """Resource and sorted device IDs of one container."""
+Pods = Mapping[str, Collection[str]]
+"""Key of a live allocation -> UIDs of the pods that held it; empty while none is known."""
 
 
 class Holder(msgspec.Struct, frozen=True):
