@@ -325,3 +325,28 @@ def test_a_kill_that_fails_is_repeated_and_then_said() -> None:
 def test_backoff_doubles_to_its_maximum_with_jitter() -> None:
     assert [backoff_s(n, lambda: 0.0, POLICY) for n in (1, 2, 3, 7, 8, 1000)] == [1.0, 2.0, 4.0, 60.0, 60.0, 60.0]
     assert backoff_s(3, lambda: 0.999, POLICY) == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_daemon_that_is_replaced_goes_on_draining_when_it_is_wanted_again_unless_it_may_stay() -> None:
+    draining = at(DaemonState.DRAINING, wanted=False, replacing=NEWER)
+    life, effects = go(draining, Wanted())
+    assert (life.state, life.wanted, life.replacing, effects) == (DaemonState.DRAINING, True, NEWER, ())
+    life, effects = go(life, Replace(None))
+    assert (life.state, life.replacing, effects) == (DaemonState.CONFIGURING, None, (Effect.CONFIGURE,))
+
+
+def test_who_is_to_be_replaced_ends_when_nobody_is_left_whatever_it_was_doing() -> None:
+    life, effects = go(at(DaemonState.CONFIGURING, replacing=NEWER), Drained())
+    assert (life.state, effects) == (DaemonState.STOPPING, (Effect.QUIT,))
+
+
+def test_a_draining_daemon_that_stops_answering_is_replaced_where_the_policy_says_so() -> None:
+    draining = at(DaemonState.DRAINING, wanted=True, replacing=NEWER)
+    failed = [ProbeFailed(REASON)] * POLICY.replace_after
+    assert go(draining, *failed)[0].state is DaemonState.DRAINING
+    assert go(draining, *failed, policy=Policy(on_wedge=WedgePolicy.REPLACE))[0].state is DaemonState.STOPPING
+
+
+def test_configuring_begins_anew_at_its_deadline_where_nothing_is_under_way() -> None:
+    life, effects = go(at(DaemonState.CONFIGURING, pending=False), DeadlinePassed())
+    assert (life.state, life.strikes, effects) == (DaemonState.CONFIGURING, 0, (Effect.CONFIGURE,))
