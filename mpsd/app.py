@@ -168,7 +168,7 @@ def _begin_anew_if_due(error: GpufracError) -> None:
 
 
 def _backend(config: NodeConfig) -> tuple[NodeConfig, GpuBackend]:
-    """The door to the GPUs, and the config with the control binary that goes with it."""
+    """How GPUs are reached, and the config with the control binary that goes with it."""
     if config.backend == "simulated":
         return simulated.with_emulator(config), simulated.backend(config)
     from mpsd.gpu.nvml import NvmlBackend

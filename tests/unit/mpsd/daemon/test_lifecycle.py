@@ -350,3 +350,10 @@ def test_a_draining_daemon_that_stops_answering_is_replaced_where_the_policy_say
 def test_configuring_begins_anew_at_its_deadline_where_nothing_is_under_way() -> None:
     life, effects = go(at(DaemonState.CONFIGURING, pending=False), DeadlinePassed())
     assert (life.state, life.strikes, effects) == (DaemonState.CONFIGURING, 0, (Effect.CONFIGURE,))
+
+
+def test_configuring_that_is_not_answered_by_its_deadline_counts_as_a_failed_attempt() -> None:
+    life, effects = go(at(DaemonState.CONFIGURING, pending=True), DeadlinePassed())
+    assert (life.state, life.strikes, effects) == (DaemonState.CONFIGURING, 1, ())
+    assert "did not answer within" in str(life.reason)
+    assert go(life, DeadlinePassed())[1] == (Effect.CONFIGURE,)
