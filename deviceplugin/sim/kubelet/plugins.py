@@ -88,8 +88,9 @@ class PluginClient:
             self._channel.close()
             on_end(self.resource)
 
-        self._thread = threading.Thread(target=run, name=f"list-{self.resource}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name=f"list-{self.resource}", daemon=True)
+        thread.start()
+        self._thread = thread  # not before: who closes all plugins meanwhile would wait for one that does not run yet
 
     def allocate(self, device_ids: list[str]) -> pb.AllocateResponse:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=device_ids)])
