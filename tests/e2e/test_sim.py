@@ -144,7 +144,7 @@ def test_run_prints_text_for_people(tmp_path: Path) -> None:
         "---\napiVersion: v1\nkind: Service\nmetadata: {name: web}\n"
     )
     done = gpufrac("sim", "run", str(manifest))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "default/web-0: Admitted" in done.stdout
     assert "container init (init container): gpufrac.dev/memory-gib" in done.stdout
     assert "limit         3Gi" in done.stdout
