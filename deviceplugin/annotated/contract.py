@@ -13,6 +13,7 @@ from math import floor
 
 import msgspec
 
+from deviceplugin.annotated.fractions import KAI_FRACTION, is_part_of_gpu
 from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
 from mpsd.common.quantity import MAX_TEXT, MAX_VALUE, QuantityError, format_bytes, parse_bytes, quoted
 from mpsd.gpu.model import MIB, Mode
@@ -59,7 +60,6 @@ _COMPUTE_REQUEST = ".gpu-compute.request"
 """What users of KAI write from its 0.20 on; its admission refuses them PORTION, which its binder makes of this. Older
 versions refuse both."""
 _WHOLE_POD = re.compile(r"gpus?[._-]*(?:(?P<memory>mem(?:ory)?)|(?P<fraction>fraction|portion|share))", re.IGNORECASE)
-_KAI_FRACTION = "gpu-fraction"
 
 
 class ContractError(RefusedError):
@@ -74,13 +74,15 @@ class ContractError(RefusedError):
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """What one container asks for on each of its GPUs. Memory in whole MiB, request <= limit. `thread_percent` is None
-    where nothing caps it. `devices` are the entries of the list as written; empty where nobody assigned any."""
+    where nothing caps it. `devices` are the entries of the list as written; empty where nobody assigned any.
+    `of_total`: a part of the GPU was asked for, and the scheduler made the sizes of the GPU's total memory."""
 
     request_bytes: int
     limit_bytes: int
     mode: Mode
     thread_percent: int | None = None
     devices: tuple[str, ...] = ()
+    of_total: bool = False
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +121,7 @@ def ask_of(annotations: Mapping[str, str], container: str, prefix: str) -> Ask |
         mode=mode,
         thread_percent=percent if mode is Mode.SM_SHARING else None,
         devices=_devices(keys[DEVICES], found.get(DEVICES, "")),
+        of_total=is_part_of_gpu(annotations, container),
     )
 
 
@@ -341,9 +344,9 @@ def _of_whole_pod(key: str, domain: str, name: str, prefix: str) -> Finding | No
         return None
     if match["fraction"]:
         problem = (
-            f"is not read: as a key of KAI's scheduler it is {_KAI_FRACTION}, which makes keys of a container of it"
+            f"is not read: as a key of KAI's scheduler it is {KAI_FRACTION}, which makes keys of a container of it"
         )
-        return Finding(key=key, problem=problem, nearest=_KAI_FRACTION)
+        return Finding(key=key, problem=problem, nearest=KAI_FRACTION)
     return _finding(key, prefix, "", LIMIT, home=False, old=False)
 
 

@@ -64,6 +64,7 @@ def container_ask(
         gpus=found,
         thread_percent=ask.thread_percent,
         isolation=isolation,
+        of_total=ask.of_total,
     )
 
 

@@ -4,7 +4,7 @@ Other than Allocate, a creation that is refused is tried again by the kubelet, s
 refuses, with its reason. The scheduler chose the GPUs; here it is only judged whether the choice can hold.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec import structs
 
@@ -35,7 +35,7 @@ from deviceplugin.plan.reasons import EnforcementCode, OfferCode, RefusalCode
 from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import message_of
 from mpsd.config.model import Delivery, Enforcement
-from mpsd.gpu.model import Mode
+from mpsd.gpu.model import MIB, Mode
 from mpsd.shares import capability
 
 
@@ -107,13 +107,17 @@ def plan_container(
     )
 
 
-def reduced(ask: ContainerAsk, gpus: Iterable[GpuView], accounts: Accounts) -> ContainerAsk:
+def reduced(ask: ContainerAsk, gpus: Collection[GpuView], accounts: Accounts) -> ContainerAsk:
     """What is left of a request whose scheduler counted the whole memory of its GPUs: as KAI does, which knows nothing
-    of what drivers and nodes keep back. The same request where it fits, or where more than that is missing."""
+    of what drivers and nodes keep back. A part of a GPU is that part of what is usable, whoever else is there. The same
+    request where it fits, or where more than that is missing."""
+    counted_bytes = ask.request_bytes
+    if ask.of_total:
+        ask = _scaled(ask, gpus)
     request_bytes, limit_bytes = ask.request_bytes, ask.limit_bytes
     for gpu in gpus:
         booked_bytes = sum(live.booked_bytes for live in accounts.on_gpu(gpu.uuid).values())
-        if booked_bytes + ask.request_bytes > gpu.info.memory_total_bytes:
+        if booked_bytes + counted_bytes > gpu.info.memory_total_bytes:
             return ask
         if ask.limit_bytes <= gpu.info.memory_total_bytes:
             limit_bytes = min(limit_bytes, gpu.usable_bytes)
@@ -124,6 +128,18 @@ def reduced(ask: ContainerAsk, gpus: Iterable[GpuView], accounts: Accounts) -> C
     if ask.limit_bytes == ask.request_bytes:
         limit_bytes = request_bytes
     return structs.replace(ask, request_bytes=request_bytes, limit_bytes=limit_bytes)
+
+
+def _scaled(ask: ContainerAsk, gpus: Iterable[GpuView]) -> ContainerAsk:
+    """Sizes made of total memory, made of usable memory: parts that sum to a whole GPU fit on it, in any order."""
+
+    def scaled_bytes(size_bytes: int) -> int:
+        least = min(size_bytes * gpu.usable_bytes // gpu.info.memory_total_bytes for gpu in gpus)
+        return max(least // MIB, 1) * MIB
+
+    return structs.replace(
+        ask, request_bytes=scaled_bytes(ask.request_bytes), limit_bytes=scaled_bytes(ask.limit_bytes)
+    )
 
 
 def shortfall(allocation: Allocation) -> str:

@@ -255,8 +255,8 @@ class NodeView(msgspec.Struct, frozen=True):
 
 class AnnotatedView(msgspec.Struct, frozen=True):
     """What annotated containers can have on this node: the least enforcement they accept, and what there is. None in
-    its place: nothing. `share`: resources may use their GPUs, too. `reduces`: who misses only
-    what a GPU keeps back gets what is left."""
+    its place: nothing. `share`: resources may use their GPUs, too. `reduces`: who asks for a
+    part of a GPU gets that part of what is usable, and who misses only what a GPU keeps back gets what is left."""
 
     minimum: Enforcement
     hard: HardAbility
@@ -287,7 +287,7 @@ class ContainerRef(msgspec.Struct, frozen=True, kw_only=True):
 
 class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
     """What an annotated container asks for: bytes on each of its GPUs (UUIDs). `isolation` is what keeps it from the
-    host, None where nothing does."""
+    host, None where nothing does. `of_total`: its bytes are a part of a GPU's total memory, made by its scheduler."""
 
     container: ContainerRef
     request_bytes: int
@@ -296,6 +296,7 @@ class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...]
     thread_percent: int | None = None
     isolation: Reason | None = None
+    of_total: bool = False
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):

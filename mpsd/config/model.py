@@ -185,8 +185,8 @@ class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShortfallPolicy(StrEnum):
-    """What an annotated container gets whose scheduler counted memory that driver and reserve keep back. REDUCE: what
-    is left of it. REFUSE: nothing."""
+    """What an annotated container gets whose scheduler counted memory that driver and reserve keep back. REDUCE: its
+    part of what is usable, or what is left of it. REFUSE: nothing."""
 
     REDUCE = "reduce"
     REFUSE = "refuse"
