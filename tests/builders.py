@@ -9,10 +9,10 @@ from deviceplugin.plan.model import Allocation, HardAbility, NodeView, allocatio
 from deviceplugin.plan.view import gpu_view, node_view
 from mpsd.common.reason import Reason
 from mpsd.config.model import GIB, Enforcement, FixedMemory, FractionMemory, Memory, NodeConfig, Resource, UnitMemory
-from mpsd.daemon.plan import namespace_of, plan
+from mpsd.daemon.plan import namespace_of, needs_daemon, plan
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, Mode
 from mpsd.localapi.snapshot import Attached, DaemonState, DaemonStatus, Desired, GpuStatus, HardLimits, Snapshot
-from mpsd.shares.groups import group_of, groups
+from mpsd.shares.domains import domain_of
 
 PLAIN_KIND, HOOKED_KIND = "nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gpu"
 CAN = HardLimits(backend="dmem", missing=())
@@ -85,21 +85,22 @@ def reported(
 
     `given` is each group's daemon, its name aside; None: ready, with the default limit that mpsd would set.
     """
-    owners = group_of(groups(cfg, infos, {a.group: a.gpus for a in desired.allocations if a.group}))
-    plans = {p.group.name: p.spec for p in plan(cfg, infos, desired.allocations, lambda _: 2)}
+    found = plan(cfg, infos, desired.allocations, lambda _: given.protocol if given else 2)
+    owners = domain_of(p.domain for p in found)
+    plans = {p.domain.name: p.spec for p in found}
     modes = {gpu: a.mode for a in desired.allocations for gpu in a.gpus}
-    found = []
+    gpus = []
     for gpu in infos:
         group = owners[gpu.uuid].name
         daemon = given or structs.replace(ready(), pinned_limit_bytes=plans[group].pinned_limit_bytes)
-        own = [a for a in desired.allocations if a.group == group and (a.mode is Mode.SM_SHARING or a.default_socket)]
+        own = [a for a in desired.allocations if needs_daemon(a) and set(a.gpus) <= set(owners[gpu.uuid].gpus)]
         attached = tuple(
-            Attached(a.key, f"/run/ns/{'_main' if a.default_socket else namespace_of(a).name}", a.limit_bytes)
+            Attached(a.key, f"/run/ns/{'_main' if a.default_socket else namespace_of(a, a.group).name}", a.limit_bytes)
             for a in own
         )
         made = structs.replace(daemon, name=group, attached=attached if daemon.protocol == 3 else ())
-        found.append(status(gpu, group=group, daemon=made, mode=modes.get(gpu.uuid)))
-    return found
+        gpus.append(status(gpu, group=group, daemon=made, mode=modes.get(gpu.uuid)))
+    return gpus
 
 
 def snapshot(*gpus: GpuStatus, generation: int = 1, hard_limits: HardLimits = CANNOT) -> Snapshot:

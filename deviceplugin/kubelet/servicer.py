@@ -17,8 +17,8 @@ from deviceplugin.plan.reasons import FINAL, OfferCode
 from deviceplugin.plan.start import configured_shared_memory
 from mpsd.common.log import get_logger
 from mpsd.config.model import MAX_ADVERTISED_DEVICES
-from mpsd.daemon.paths import daemon_dirs, mount_directory
-from mpsd.daemon.plan import namespace_of
+from mpsd.daemon.paths import daemon_dirs
+from mpsd.daemon.plan import mount_of
 
 log = get_logger("plugin")
 
@@ -142,7 +142,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         dirs = daemon_dirs(self._broker.node.config.mps, allocation.group)
         if self._broker.node.protocol(allocation.gpus[0]) == 2:
             return dirs.pipe
-        return mount_directory(dirs, namespace_of(render.desired_allocation(allocation)).name)
+        return mount_of(render.desired_allocation(allocation), dirs, allocation.group)
 
 
 @lru_cache(maxsize=2 * MAX_ADVERTISED_DEVICES)

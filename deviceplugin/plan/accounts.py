@@ -4,10 +4,12 @@ Shares are counted once however many allocations name them: a kubelet gives an i
 of the pod again, alone or among more. A share of a group counts on each of its GPUs.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
 from deviceplugin.plan.model import ANNOTATED, Allocation, ContainerRef
 from mpsd.gpu.model import Mode
+from mpsd.shares.groups import is_set_name
 
 
 class Accounts:
@@ -18,6 +20,8 @@ class Accounts:
         self._by_share: dict[tuple[str, str], list[Allocation]] = {}
         self._by_gpu: dict[str, dict[str, Allocation]] = {}
         self._granted_bytes: dict[str, int] = {}
+        self._borrowers: Counter[str] = Counter()
+        self._helpless: Counter[str] = Counter()
         self._vacated: set[str] = set()
 
     def __iter__(self) -> Iterator[Allocation]:
@@ -46,6 +50,7 @@ class Accounts:
             holders.append(allocation)
         for gpu in allocation.gpus:
             self._by_gpu.setdefault(gpu, {})[allocation.key] = allocation
+        self._count(allocation, 1)
 
     def remove(self, key: str) -> None:
         """Lets an allocation go; unknown keys are no error."""
@@ -62,6 +67,12 @@ class Accounts:
                 del self._by_share[allocation.resource, share]
         for gpu in allocation.gpus:
             del self._by_gpu[gpu][key]
+        self._count(allocation, -1)
+
+    def _count(self, allocation: Allocation, by: int) -> None:
+        for gpu in allocation.gpus:
+            self._borrowers[gpu] += by * allocation.may_borrow
+            self._helpless[gpu] += by * (not allocation.takes_back)
 
     def replace(self, allocation: Allocation) -> None:
         """Puts another plan in the place of a live one of the same key, shares and GPUs."""
@@ -72,6 +83,8 @@ class Accounts:
             holders[holders.index(before)] = allocation
         for gpu in allocation.gpus:
             self._by_gpu[gpu][allocation.key] = allocation
+        self._count(before, -1)
+        self._count(allocation, 1)
 
     def without(self, key: str) -> "Accounts":
         """A copy that lacks one allocation; nothing in it counts as vacated."""
@@ -112,6 +125,14 @@ class Accounts:
         """Sum of the requests of all held shares on the GPU."""
         return self._granted_bytes.get(gpu, 0)
 
+    def has_borrowers(self, gpu: str) -> bool:
+        """Whether somebody on the GPU may borrow memory."""
+        return self._borrowers[gpu] > 0
+
+    def has_helpless(self, gpu: str) -> bool:
+        """Whether somebody on the GPU can't have memory taken back that others borrowed."""
+        return self._helpless[gpu] > 0
+
     def limit_bytes(self, gpu: str) -> int:
         """Sum of what the holders of shares on the GPU may take at most. Who shares with another container of its pod
         counts once, with the higher limit."""
@@ -137,7 +158,11 @@ class Accounts:
 
     def held_groups(self) -> dict[str, tuple[str, ...]]:
         """The groups that live allocations were granted on, each with its GPUs."""
-        return {allocation.group: allocation.gpus for allocation in self._by_key.values() if allocation.group}
+        return {a.group: a.gpus for a in self._by_key.values() if a.group and not is_set_name(a.group)}
+
+    def spans(self) -> list[tuple[str, ...]]:
+        """GPUs that a live allocation needs one MPS daemon for."""
+        return [a.gpus for a in self._by_key.values() if a.group and a.needs_daemon]
 
     def newest(self, resource: str, device_ids: tuple[str, ...]) -> Allocation | None:
         """The newest live allocation of exactly these shares."""

@@ -137,7 +137,7 @@ def _no_room(
     for gpu in group.members:
         if refusal := _no_room_on(view, gpu, node, accounts, wanted, share_bytes, after):
             return refusal
-    if reason := conflict(view, group, accounts):
+    if reason := conflict(view, group, accounts, len(wanted)):
         return _refused(view, reason.code, f"{asked} on {group.label}, but {reason}")
     return None
 

@@ -10,14 +10,13 @@ from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import client_room
+from deviceplugin.plan.domains import domain_by_gpu, joining_objection
 from deviceplugin.plan.enforcement import (
-    borrowed_from,
-    burst_conflict,
+    borrowing_conflict,
     level,
     level_words,
     mps_level,
     not_hard,
-    soft_bytes,
 )
 from deviceplugin.plan.isolation import level_left
 from deviceplugin.plan.model import (
@@ -33,10 +32,11 @@ from deviceplugin.plan.model import (
 )
 from deviceplugin.plan.reasons import EnforcementCode, OfferCode, RefusalCode
 from mpsd.common.quantity import format_bytes
-from mpsd.common.reason import message_of
+from mpsd.common.reason import Reason, message_of
 from mpsd.config.model import Delivery, Enforcement
 from mpsd.gpu.model import MIB, Mode
 from mpsd.shares import capability
+from mpsd.shares.groups import set_name
 
 
 def plan_container(
@@ -74,22 +74,27 @@ def plan_container(
     refusal = (
         _not_for_annotated(gpus)
         or _too_large(ask, gpus)
-        or (None if force else _not_enforceable(ask, view, gpus, group, given))  # before what waiting would help with
-        or _spans(ask, gpus, group, node, accounts)
-        or _mode_conflict(ask, view, gpus, group, accounts, asked.request_bytes)
+        or (None if force else _not_enforceable(ask, view, gpus, given))  # before what waiting would help with
+        or _of_group(group)
+        or _mode_conflict(ask, view, gpus, accounts, asked.request_bytes)
     )
+    unreached = joining_objection(gpus, node, accounts) if _wants_daemon(ask, gpus, given) else None
     if refusal is None and not force:
-        refusal = _no_room(ask, gpus, accounts, asked.request_bytes)
+        refusal = (
+            _no_room(ask, gpus, accounts, asked.request_bytes)
+            or _one_limit(ask, gpus, node, accounts, given)
+            or _out_of_reach(ask, gpus, accounts, given, unreached)
+        )
     if refusal is not None:
         return refusal
-    soft = 0 if group is None else soft_bytes(given, group, accounts, ask.request_bytes)
+    reaches = _wants_daemon(ask, gpus, given) and unreached is None
     return Allocation(
         key=allocation_key(ANNOTATED, (ask.container.id,), generation),
         resource=ANNOTATED,
         device_ids=(ask.container.id,),
         generation=generation,
-        group=group.name if group is not None else "",
-        gpus=group.gpus if group is not None else ask.gpus,
+        group=set_name(ask.gpus) if group is None and reaches else group.name if group is not None else "",
+        gpus=ask.gpus,
         request_bytes=ask.request_bytes,
         limit_bytes=ask.limit_bytes,
         share_bytes=ask.request_bytes,
@@ -97,7 +102,8 @@ def plan_container(
         mode=ask.mode,
         enforcement=given,
         minimum=view.minimum,
-        soft_bytes=soft,
+        soft_bytes=ask.request_bytes if given is Enforcement.HARD else 0,
+        main_socket=reaches and ask.mode is Mode.TIME_SLICING,
         thread_percent=ask.thread_percent,
         gpu_kind=gpu_kind,
         adopted=force,
@@ -169,7 +175,7 @@ def same_ask(old: Allocation, ask: ContainerAsk) -> bool:
 
 
 def _group(ask: ContainerAsk, node: NodeView) -> GroupView | None:
-    """The group of exactly these GPUs, None when they are several groups' or a part of one."""
+    """The group of exactly these GPUs, None when the config has none."""
     named = set(ask.gpus)
     groups = [group for group in node.groups.values() if set(group.gpus) == named]
     return next((group for group in groups if not group.unlisted), next(iter(groups), None))
@@ -204,44 +210,78 @@ def _too_large(ask: ContainerAsk, gpus: list[GpuView]) -> Refusal | None:
     return None
 
 
-def _spans(
-    ask: ContainerAsk, gpus: list[GpuView], group: GroupView | None, node: NodeView, accounts: Accounts
+def _of_group(group: GroupView | None) -> Refusal | None:
+    """Why a declared group, or one GPU, takes nothing new."""
+    reason = None if group is None else group.lost or group.blocked or group.unlisted
+    return (
+        None if group is None or reason is None else Refusal(reason.code, f"{group.label} takes nothing new: {reason}")
+    )
+
+
+def _wants_daemon(ask: ContainerAsk, gpus: Iterable[GpuView], given: Enforcement) -> bool:
+    """Whether an MPS daemon is to serve it: for sm-sharing; in time-slicing it is asked to take borrowed memory back,
+    which only protocol 3 knows and hard limits need."""
+    return ask.mode is Mode.SM_SHARING or (given is Enforcement.HARD and all(gpu.protocol == 3 for gpu in gpus))
+
+
+def _out_of_reach(
+    ask: ContainerAsk, gpus: list[GpuView], accounts: Accounts, given: Enforcement, unreached: Reason | None
 ) -> Refusal | None:
-    """GPUs that no daemon serves together are fine only where none is needed: nobody borrows."""
-    if group is not None:
-        if reason := group.lost or group.blocked or group.unlisted:
-            return Refusal(reason.code, f"{group.label} takes nothing new: {reason}")
+    """Why it can't be served by the daemons there are. In time-slicing it needs none as long as limits don't add up to
+    more than there is: nobody can have borrowed what is its own."""
+    if ask.mode is Mode.SM_SHARING:
+        if unreached is None:
+            conflict = _borrowing(ask, gpus, accounts, takes_back=given is Enforcement.HARD)
+            return None if conflict is None else Refusal(conflict.code, conflict.message)
+        return Refusal(unreached.code, unreached.message)
+    takes_back = unreached is None and _wants_daemon(ask, gpus, given)
+    conflict = _borrowing(ask, gpus, accounts, takes_back=takes_back)
+    if conflict is None:
         return None
-    where = _groups_hit(gpus, node)
-    todo = "name all GPUs of one group, or have them declared as a group"
-    if ask.mode is not Mode.TIME_SLICING:
-        text = f"{where}, and {ask.mode} needs one MPS daemon for all GPUs of a container: {todo}"
-        return Refusal(RefusalCode.NOT_ONE_GROUP, text)
-    if ask.limit_bytes > ask.request_bytes:
+    if unreached is None:
+        return Refusal(conflict.code, conflict.message)
+    return Refusal(conflict.code, f"{conflict}; its own daemon: {unreached}")
+
+
+def _borrowing(ask: ContainerAsk, gpus: list[GpuView], accounts: Accounts, *, takes_back: bool) -> Reason | None:
+    borrows = ask.limit_bytes > ask.request_bytes
+    return borrowing_conflict(gpus, ask.limit_bytes, accounts, borrows=borrows, takes_back=takes_back)
+
+
+def _one_limit(
+    ask: ContainerAsk, gpus: list[GpuView], node: NodeView, accounts: Accounts, given: Enforcement
+) -> Refusal | None:
+    """Why MPS protocol 2 would not hold it, or another, to its limit: all clients of a daemon on several GPUs have its
+    one limit, and a container that sees some of them only may number them otherwise."""
+    view = node.annotated
+    if ask.mode is not Mode.SM_SHARING or all(gpu.protocol == 3 for gpu in gpus) or view is None:
+        return None
+    by_gpu, named = domain_by_gpu(node, accounts), {gpu.uuid for gpu in gpus}
+    around = {uuid for gpu in gpus if gpu.uuid in by_gpu for uuid in by_gpu[gpu.uuid].gpus}
+    live = {a.key: a for uuid in sorted(around) for a in accounts.on_gpu(uuid).values() if a.mode is Mode.SM_SHARING}
+    loose = given is not Enforcement.HARD and view.minimum is not Enforcement.NONE
+    todo = "wait for that to end, name other GPUs, or use a driver with MPS protocol 3 (r615 or newer)"
+    if len(gpus) > 1 and view.share and loose:
         return Refusal(
-            RefusalCode.NOT_ONE_GROUP,
-            f"{where}, and a limit above the request needs one MPS daemon for all GPUs of a container: {todo}, or set "
-            "the limit to the request",
+            EnforcementCode.ONE_LIMIT_PER_GROUP,
+            "MPS protocol 2 can't hold a container on several GPUs to a limit of its own where resources use these, "
+            "too (`annotations.share`): name one GPU, or use a driver with MPS protocol 3 (r615 or newer)",
         )
-    if borrowed_from(ask.gpus, accounts):
-        return Refusal(
-            RefusalCode.OTHERS_BORROW,
-            f"{where}, and others borrow memory there, which only their MPS daemons can take back: {todo}, or wait for "
-            "these to end",
-        )
+    for other in live.values():
+        if set(other.gpus) != named and max(len(other.gpus), len(named)) > 1:
+            return Refusal(
+                EnforcementCode.ONE_LIMIT_PER_GROUP,
+                f"its GPUs and others have an MPS daemon of protocol 2 for {other.container or other.resource}"
+                f", and with that protocol all containers of a daemon use the same GPUs: {todo}",
+            )
+        if len(named) > 1 and loose and other.limit_bytes != ask.limit_bytes:
+            return Refusal(
+                EnforcementCode.ONE_LIMIT_PER_GROUP,
+                f"it asks for {format_bytes(ask.limit_bytes)}, and MPS protocol 2 has one limit for all containers on "
+                f"several GPUs, which is {format_bytes(other.limit_bytes)} for {other.container or other.resource}: "
+                f"ask for the same limit, or {todo}",
+            )
     return None
-
-
-def _groups_hit(gpus: list[GpuView], node: NodeView) -> str:
-    """That GPUs are no group, and of which they are a part."""
-    named = {gpu.uuid for gpu in gpus}
-    names, are = ", ".join(str(gpu.index) for gpu in gpus), "are" if len(gpus) > 1 else "is"
-    hit = [group for group in node.groups.values() if group.group.declared and not named.isdisjoint(group.gpus)]
-    labels = " and ".join(group.label for group in hit)
-    if len(hit) == 1 and named < set(hit[0].gpus):
-        return f"GPU {names} {are} only a part of {labels}"
-    parts = f", but of {labels}" if hit else ""
-    return f"GPU {names} {are} not one group of the node's config (`gpus.groups`){parts}"
 
 
 def _incapable(gpus: Iterable[GpuView]) -> str:
@@ -249,32 +289,23 @@ def _incapable(gpus: Iterable[GpuView]) -> str:
     return capability.objection(gpu.info for gpu in gpus)
 
 
-def _not_enforceable(
-    ask: ContainerAsk, view: AnnotatedView, gpus: list[GpuView], group: GroupView | None, given: Enforcement
-) -> Refusal | None:
+def _not_enforceable(ask: ContainerAsk, view: AnnotatedView, gpus: list[GpuView], given: Enforcement) -> Refusal | None:
     why = message_of(ask.isolation or not_hard(Delivery.CDI, view.hard))
     incapable = _incapable(gpus)
     if incapable and ask.thread_percent is not None:
         text = f"{incapable}: name another GPU, or no thread percentage"
         return Refusal(EnforcementCode.GPU_CANNOT_CAP_THREADS, text)
-    several = group is not None and group.has_one_limit
     if ask.limit_bytes > ask.request_bytes and given is not Enforcement.HARD:
         return Refusal(
             EnforcementCode.BURST_NEEDS_HARD,
             "its limit is above its request, which needs hard enforcement (driver r615 or newer), and this node "
             f"does not have it: {why}; or set the limit to the request",
         )
-    if ask.limit_bytes > ask.request_bytes and group is not None and not group.speaks_protocol_3:
+    if ask.limit_bytes > ask.request_bytes and not all(gpu.protocol == 3 for gpu in gpus):
         return Refusal(
             EnforcementCode.BURST_NEEDS_PROTOCOL_3,
             "its limit is above its request, and memory is borrowed and taken back under MPS protocol 3 only "
             "(`mps.protocol` auto or 3): set the limit to the request",
-        )
-    if ask.mode is Mode.SM_SHARING and several and given is not Enforcement.HARD and view.minimum.rank > 0:
-        return Refusal(
-            EnforcementCode.ONE_LIMIT_PER_GROUP,
-            f"MPS protocol 2 can't hold a container on {group.label if group else 'several GPUs'} to a limit of its "
-            f"own: {why or 'use a newer driver'}; or name one GPU",
         )
     if given.rank >= view.minimum.rank:
         return None
@@ -304,7 +335,6 @@ def _mode_conflict(
     ask: ContainerAsk,
     view: AnnotatedView,
     gpus: list[GpuView],
-    group: GroupView | None,
     accounts: Accounts,
     asked_bytes: int,
 ) -> Refusal | None:
@@ -312,7 +342,7 @@ def _mode_conflict(
         bound = accounts.mode(gpu.uuid)
         if bound is not None and bound is not ask.mode:
             instead = structs.replace(ask, mode=bound)
-            can = _not_enforceable(instead, view, gpus, group, _given(instead, view, gpus)) is None
+            can = _not_enforceable(instead, view, gpus, _given(instead, view, gpus)) is None
             return Refusal(
                 OfferCode.MODE_BOUND,
                 f"it asks for {format_bytes(asked_bytes)} with {ask.mode} on {gpu.label}, which "
@@ -340,8 +370,6 @@ def _no_room(ask: ContainerAsk, gpus: list[GpuView], accounts: Accounts, asked_b
                 f"{asked} on {gpu.label}, but its {gpu.client_limit} MPS clients are taken: wait for an allocation to "
                 "end",
             )
-    if ask.limit_bytes > ask.request_bytes and (reason := burst_conflict(ask.gpus, accounts)):
-        return Refusal(reason.code, f"{asked}, but {reason}")
     return None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.model import GroupView, HardAbility, ResourceView
+from deviceplugin.plan.model import GpuView, GroupView, HardAbility, ResourceView
 from deviceplugin.plan.reasons import EnforcementCode, OfferCode
 from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import Reason, joined
@@ -111,14 +111,9 @@ def burst_objection(resource: Resource, group: GroupView) -> Reason | None:
     )
 
 
-def borrowed_from(gpus: Iterable[str], accounts: Accounts) -> bool:
-    """Whether somebody on these GPUs may borrow memory now."""
-    return any(live.may_borrow for gpu in gpus for live in accounts.on_gpu(gpu).values())
-
-
 def soft_bytes(given: Enforcement, group: GroupView, accounts: Accounts, request_bytes: int) -> int:
-    """What the driver is to protect of a new allocation: its request where a neighbour may borrow, else nothing."""
-    borrowers = borrowed_from(group.gpus, accounts)
+    """What the driver is to protect of a new share: its request where a neighbour may borrow, else nothing."""
+    borrowers = any(accounts.has_borrowers(gpu) for gpu in group.gpus)
     return request_bytes if given is Enforcement.HARD and (group.burst or borrowers) else 0
 
 
@@ -161,9 +156,9 @@ def one_limit_objection(resource: Resource, group: GroupView, limit_bytes: int, 
     )
 
 
-def conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> Reason | None:
-    """Why a new share would have to wait for live ones there to end; None when it need not."""
-    return _one_limit_conflict(view, group, accounts) or _burst_conflict(view, group, accounts)
+def conflict(view: ResourceView, group: GroupView, accounts: Accounts, shares: int = 1) -> Reason | None:
+    """Why a container of so many new shares would have to wait for live ones there to end; None when it need not."""
+    return _one_limit_conflict(view, group, accounts) or _borrowing_conflict(view, group, accounts, shares)
 
 
 def _one_limit_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> Reason | None:
@@ -185,19 +180,40 @@ def _one_limit_conflict(view: ResourceView, group: GroupView, accounts: Accounts
     return None
 
 
-def _burst_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> Reason | None:
-    """Granted when nobody could borrow there: the driver protects nothing of them, so they would be evicted for a
-    borrower."""
-    return burst_conflict(group.gpus, accounts) if has_burst(view.resource.memory) else None
-
-
-def burst_conflict(gpus: Iterable[str], accounts: Accounts) -> Reason | None:
-    """Why nobody may begin to borrow on these GPUs while others end, None when one may."""
-    live = [a for gpu in gpus for a in accounts.on_gpu(gpu).values() if a.soft_bytes < a.guaranteed_bytes]
-    if not live:
-        return None
-    return Reason(
-        OfferCode.NOT_GUARANTEED,
-        f"{live[0].container or live[0].resource} and whatever else was granted there before anybody could borrow has "
-        "nothing guaranteed by the driver: one that may borrow must wait for these to end",
+def _borrowing_conflict(view: ResourceView, group: GroupView, accounts: Accounts, shares: int) -> Reason | None:
+    size = view.sizes[group.name]
+    given = view.enforcement_on(group.name)
+    takes_back = soft_bytes(given, group, accounts, size.request_bytes) > 0 and group.speaks_protocol_3
+    borrows = has_burst(view.resource.memory)
+    return borrowing_conflict(
+        group.members, size.limit_bytes * shares, accounts, borrows=borrows, takes_back=takes_back
     )
+
+
+def borrowing_conflict(
+    gpus: Iterable[GpuView], limit_bytes: int, accounts: Accounts, *, borrows: bool, takes_back: bool
+) -> Reason | None:
+    """Why somebody new on these GPUs would put a guarantee at risk, None when nobody would.
+
+    Memory that was borrowed is taken back by the MPS daemon of who lent it and who borrowed it, which both have to
+    reach. Where somebody does not, limits must not add up to more than there is.
+
+    Args:
+        borrows: whether its limit is above its request.
+        takes_back: whether it reaches the daemon, and has a guarantee.
+    """
+    for gpu in gpus:
+        if not (borrows or accounts.has_borrowers(gpu.uuid)) or (takes_back and not accounts.has_helpless(gpu.uuid)):
+            continue
+        free_bytes = gpu.usable_bytes - accounts.limit_bytes(gpu.uuid)
+        if limit_bytes > free_bytes:
+            who = next((a for a in accounts.on_gpu(gpu.uuid).values() if not a.takes_back), None)
+            whose = f"{who.container or who.resource}" if who is not None else "this one"
+            lower = f"set its limit to at most {format_bytes(free_bytes)}, or " if borrows and free_bytes > 0 else ""
+            return Reason(
+                OfferCode.NOT_GUARANTEED,
+                f"with its limit of {format_bytes(limit_bytes)} those on {gpu.label} would add up to more than "
+                f"the {format_bytes(gpu.usable_bytes)} usable there, and no daemon takes back for {whose} what others "
+                f"borrow: {lower}wait for {'that one' if who is not None else 'an allocation there'} to end",
+            )
+    return None

@@ -11,7 +11,7 @@ from mpsd.common.ranges import Bytes, Count, LimitBytes, Line, Name, NameOrNone,
 from mpsd.common.reason import Reason
 from mpsd.config.model import MPS_CLIENTS_PER_GPU, Delivery, Enforcement, Resource
 from mpsd.gpu.model import GpuInfo, Mode
-from mpsd.localapi.snapshot import HardLimits
+from mpsd.localapi.snapshot import GpuClient, HardLimits
 from mpsd.shares.groups import Group
 from mpsd.shares.sizes import ShareSize
 
@@ -24,7 +24,7 @@ class GpuView(msgspec.Struct, frozen=True):
     `daemon_waiting`: the same, for sm-sharing only. `protocol` is the MPS protocol its daemon spoke last,
     `client_limit` how many containers its MPS takes.
     `for_annotated`: annotated pods may use it; `reserved`: a scheduler has begun to give it to them, so resources take
-    nothing new there.
+    nothing new there. `daemon`: the MPS daemon that runs there, empty for none; `clients`: who uses it.
     """
 
     info: GpuInfo
@@ -37,6 +37,8 @@ class GpuView(msgspec.Struct, frozen=True):
     client_limit: int = MPS_CLIENTS_PER_GPU
     for_annotated: bool = False
     reserved: Reason | None = None
+    daemon: str = ""
+    clients: tuple[GpuClient, ...] = ()
 
     @property
     def uuid(self) -> str:
@@ -245,11 +247,18 @@ class ResourceView(msgspec.Struct, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """Everything planning looks at beside the accounts. GPUs, groups and resources keep their configured order."""
+    """Everything planning looks at beside the accounts. GPUs, groups and resources keep their configured order.
+
+    `daemons`: MPS daemons that run on several GPUs: name -> GPUs. `together`: GPUs that are of one domain from the
+    start. `movable`: containers that are there may get another MPS daemon (protocol 3, `mps.namespaceMount: linked`).
+    """
 
     gpus: Mapping[str, GpuView]
     groups: Mapping[str, GroupView]
     resources: Mapping[str, ResourceView]
+    daemons: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    together: tuple[str, ...] = ()
+    movable: bool = True
     annotated: "AnnotatedView | None" = None
 
 
@@ -302,20 +311,22 @@ class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """What one container holds; the ledger's record. Bytes are per GPU and for the whole allocation.
 
-    `gpus` are those of `group` in the daemon's order. `slot` is the slot of a `memory` resource's only share, None for
+    `gpus` are those of `group`. `slot` is the slot of a `memory` resource's only share, None for
     units. `share_bytes` is the request of one share. `memory_total_bytes` is of the largest GPU. `gpu_kind` is the CDI
     kind that carries the GPU's device nodes, empty when the runtime makes them from NVIDIA_VISIBLE_DEVICES. `adopted`:
     found at the kubelet without a record of ours.
 
     `enforcement` is the level it was granted with, `minimum` the least its resource accepts. `soft_bytes` is what the
-    driver protects from eviction: the request, or 0 where nobody may borrow, so that nothing can leak.
+    driver protects from eviction: the request, or 0 where the config lets nobody borrow, so that nothing can leak.
+    `main_socket`: though it is time-slicing it reaches the MPS daemon, and so is a part of eviction; None, of older
+    versions: where it has a guarantee.
 
     `after` are the keys of other pods' allocations that had some of its shares when it was granted: when it starts, no
     process of theirs may live.
 
-    `container` is whose it is, of annotated containers only: shares are the kubelet's to give. With GPUs of several
-    groups `group` is empty: no daemon serves it. `asked_request_bytes` and `asked_limit_bytes` are what its annotations
-    say, which may be more than it got.
+    `container` is whose it is, of annotated containers only: shares are the kubelet's to give. `group` is the name of
+    its GPUs together (shares.groups), empty where no daemon serves all of them. `asked_request_bytes` and
+    `asked_limit_bytes` are what its annotations say, which may be more than it got.
     """
 
     key: Name
@@ -333,6 +344,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     enforcement: Enforcement
     minimum: Enforcement = Enforcement.NONE
     soft_bytes: Bytes = 0
+    main_socket: bool | None = None
     thread_percent: Percent | None = None
     gpu_kind: Line = ""
     delivery: Delivery = Delivery.CDI
@@ -367,11 +379,17 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     def default_socket(self) -> bool:
         """Whether it needs the daemon's main socket though it is time-slicing: who borrows there can be evicted, and
         who is short of its request can have others evicted, only through the daemon (MPS memory partitioning)."""
-        return self.mode is Mode.TIME_SLICING and self.soft_bytes > 0
+        has_it = self.soft_bytes > 0 if self.main_socket is None else self.main_socket
+        return self.mode is Mode.TIME_SLICING and has_it
 
     @property
     def needs_daemon(self) -> bool:
         return self.mode is Mode.SM_SHARING or self.default_socket
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether it gets its guaranteed memory back from who borrowed it: its daemon then ends one of these."""
+        return self.needs_daemon and self.soft_bytes >= self.guaranteed_bytes
 
 
 class Refusal(Reason, frozen=True):

@@ -80,8 +80,18 @@ class OfferCode(Code):
     )
     NOT_GUARANTEED = (
         "NotGuaranteed",
-        "Allocations there were granted before anybody could borrow, so the driver guarantees them nothing.",
-        "Wait for them to end before a share that may borrow comes.",
+        "Somebody there could not get memory back that others borrow, and the limits add up to more than there is.",
+        "Wait for that one to end, or lower the limit.",
+    )
+    DAEMONS_IN_USE = (
+        "DaemonsInUse",
+        "The GPUs have several MPS daemons, which are in use, and the container needs one for all of them.",
+        "Wait until nobody uses them, name other GPUs, or set `annotations.domains: node`.",
+    )
+    OWN_GROUP = (
+        "PartOfGroup",
+        "The GPUs are a part of a declared group whose daemon is for the whole of it.",
+        "Name all of its GPUs, or declare the group with `members: shared`.",
     )
     ALL_TAKEN = "AllTaken", "All shares of the resource are taken.", WAIT_OR_OTHER
     TOO_LARGE = (

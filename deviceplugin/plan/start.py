@@ -15,6 +15,7 @@ from mpsd.config.model import Enforcement, MpsConfig
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.gpu.model import GpuHealth
 from mpsd.localapi.snapshot import Attached, DaemonStatus, GpuStatus
+from mpsd.shares.groups import is_set_name
 
 Gpus = Mapping[str, GpuStatus]
 """All GPUs that mpsd reports, by UUID."""
@@ -90,9 +91,17 @@ def gpus_objection(allocation: Allocation, gpus: Gpus) -> Reason | None:
             of_one = several and reason.code != StartCode.WAITS_FOR_DAEMON
             return reason.reworded(f"GPU {gpu.info.index}: {reason}") if of_one else reason
     if allocation.needs_daemon:
-        served = {uuid for uuid, gpu in gpus.items() if gpu.group == allocation.group}
-        if served != set(allocation.gpus):
-            text = f"its MPS daemon serves other GPUs than the {len(allocation.gpus)} of group {allocation.group}"
+        daemons = [gpu.daemon for uuid in allocation.gpus if (gpu := gpus.get(uuid)) is not None and gpu.daemon]
+        names = {daemon.name for daemon in daemons}
+        served = {uuid for uuid, gpu in gpus.items() if gpu.daemon is not None and gpu.daemon.name in names}
+        # How a client that sees some of a daemon's GPUs numbers them, and so its limit, is not known of protocol 2.
+        if daemons[0].protocol == 2 and len(names) == 1 and served != set(allocation.gpus):
+            text = f"its MPS daemon serves {len(served)} GPUs, and it uses {len(allocation.gpus)} of them"
+            return Reason(StartCode.DAEMON_SERVES_OTHERS, text)
+        if len(names) != 1:
+            text = (
+                f"its {len(allocation.gpus)} GPUs have {len(names)} MPS daemons still, and it needs one for all of them"
+            )
             return Reason(StartCode.DAEMON_SERVES_OTHERS, text)
     return None
 
@@ -103,11 +112,9 @@ def _gpu_objection(allocation: Allocation, gpu: GpuStatus) -> Reason | None:
     if allocation.needs_daemon:
         if gpu.daemon is None or not serves(gpu.daemon):
             # Why is said once, of the daemon, not of each container that waits for it.
-            owner = f"GPU {gpu.info.index}" if allocation.group == gpu.info.uuid else f"group {allocation.group}"
+            named = gpu.info.index if is_set_name(gpu.group) or gpu.group == gpu.info.uuid else None
+            owner = f"group {gpu.group}" if named is None else f"GPU {named}"
             return Reason(StartCode.WAITS_FOR_DAEMON, f"waiting for the MPS daemon of {owner}")
-        if gpu.daemon.name != allocation.group:
-            text = f"its MPS daemon is still that of group {gpu.daemon.name}"
-            return Reason(StartCode.DAEMON_SERVES_OTHERS, text)
         if reason := _default_limit_objection(allocation, gpu.daemon):
             return reason
     if gpu.mode is not allocation.mode:

@@ -20,6 +20,7 @@ from mpsd.common.reason import Reason
 from mpsd.config.model import (
     MAX_ADVERTISED_DEVICES,
     Enforcement,
+    NamespaceMount,
     NodeConfig,
     Resource,
     ShortfallPolicy,
@@ -30,6 +31,7 @@ from mpsd.gpu.model import GpuHealth
 from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus
 from mpsd.shares.capability import client_limit
+from mpsd.shares.domains import node_span
 from mpsd.shares.groups import Group, group_of, groups
 from mpsd.shares.sizes import (
     ShareSize,
@@ -93,6 +95,8 @@ def gpu_view(
         client_limit=client_limit([status.info], config.mps.client_limit),
         for_annotated=for_annotated(config, [status.info]),
         reserved=reserved,
+        daemon=status.daemon.name if status.daemon is not None and status.daemon.pid is not None else "",
+        clients=status.clients,
     )
 
 
@@ -163,10 +167,17 @@ def node_view(
             share=config.annotations.share,
             reduces=config.annotations.shortfall is ShortfallPolicy.REDUCE,
         )
+    together = node_span(config, [gpu.info for gpu in by_uuid.values()])
+    running: dict[str, tuple[str, ...]] = {}
+    for gpu in by_uuid.values():
+        running[gpu.daemon] = (*running.get(gpu.daemon, ()), gpu.uuid)
     return NodeView(
         gpus=by_uuid,
         groups=by_name,
         resources=resources,
+        daemons={name: members for name, members in running.items() if name and len(members) > 1},
+        together=together if all(by_uuid[uuid].protocol == 3 for uuid in together) else (),
+        movable=config.mps.namespace_mount is NamespaceMount.LINKED,
         annotated=annotated,
     )
 
@@ -184,7 +195,7 @@ def group_views(
     wanted = {group.name: group for group in groups(config, infos, {})}
     views = []
     for name, group in now.items():
-        objection = _objection(group)
+        objection = _objection(group) or _beside_group(group, now.values(), gpus)
         if objection is None and name in held and (name not in wanted or wanted[name].gpus != group.gpus):
             objection = REGROUPED
         views.append(_group_view(config, group, gpus, objection, is_held=name in held, complete=complete))
@@ -229,6 +240,21 @@ def _group_view(
     )
     burst = view.speaks_protocol_3 and burst_allowed(config, group, infos, usable)
     return structs.replace(view, burst=burst)
+
+
+def _beside_group(group: Group, others: Iterable[Group], gpus: Mapping[str, GpuView]) -> Reason | None:
+    """Why a GPU of a shared group takes nothing by itself, None where it does."""
+    if group.declared or all(gpus[uuid].protocol == 3 for uuid in group.gpus if uuid in gpus):
+        return None
+    around = next((other for other in others if other.declared and set(group.gpus) < set(other.gpus)), None)
+    if around is None:
+        return None
+    return Reason(
+        OfferCode.OTHER_LIMIT,
+        f"it is in group {around.name}, and MPS protocol 2 has one limit for all containers on several GPUs: "
+        "only shares of the whole group are held to theirs: use a driver with MPS protocol 3 (r615 or newer), or leave "
+        "the GPU out of the group",
+    )
 
 
 def _objection(group: Group) -> Reason | None:

@@ -9,6 +9,7 @@ import yaml
 from mpsd.config.model import (
     AnnotationsConfig,
     AwayPolicy,
+    Domains,
     Enforcement,
     GpuRef,
     GpuSelection,
@@ -29,6 +30,7 @@ def read_annotations(value: Value, minimum: Enforcement, shared: GpuSelection) -
     """The section `annotations`, None where there is none; problems are noted at its values."""
     readers: Readers = {
         "share": ("share", Value.boolean),
+        "domains": ("domains", lambda v: v.choice(Domains)),
         "reservationNamespace": ("reservation_namespace", lambda v: label(v, "a namespace")),
         "prefix": ("prefix", _annotation_prefix),
         "enforcement": ("enforcement", lambda v: v.choice(Enforcement)),

@@ -95,8 +95,9 @@ def _node_config(root: Value) -> NodeConfig | None:
             entries[key].one_of((expected,))
         else:
             root.missing(key, expected)
-    selection, groups = read_gpus(entries.get("gpus"))
-    config = plain_sections(entries, NodeConfig(resources=(), gpus=selection, groups=groups))
+    selection, groups, shared = read_gpus(entries.get("gpus"))
+    config = NodeConfig(resources=(), gpus=selection, groups=groups, shared_groups=shared)
+    config = plain_sections(entries, config)
     annotated = "annotations" in entries
     if annotated:
         annotations = read_annotations(entries["annotations"], config.enforcement_minimum, selection)

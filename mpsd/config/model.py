@@ -67,6 +67,13 @@ class NamespaceMount(StrEnum):
     LINKED = "linked"
 
 
+class Domains(StrEnum):
+    """Which GPUs annotated containers share an MPS daemon on. AUTO: as few together as they need; NODE: all."""
+
+    AUTO = "auto"
+    NODE = "node"
+
+
 class LeakPolicy(StrEnum):
     """What happens to memory reserved on a cgroup's ancestors for containers that are gone. REPORT: words only.
     REPAIR: it is given back through the driver."""
@@ -198,6 +205,7 @@ class AnnotationsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: GpuSelection
     share: bool = False
+    domains: Domains = Domains.AUTO
     trust: TrustPolicy = TrustPolicy.KAI_RESERVATION
     namespaces: tuple[str, ...] = ()
     reservation_namespace: str = "kai-resource-reservation"
@@ -231,6 +239,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     resources: tuple[Resource, ...]
     gpus: GpuSelection = GpuSelection()
     groups: tuple[tuple[str, tuple[GpuRef, ...]], ...] = ()
+    shared_groups: tuple[str, ...] = ()
+    """Those whose GPUs are there for shares of one GPU, too."""
     memory_reserve_bytes: int = 1 * GIB
     enforcement_minimum: Enforcement = Enforcement.COOPERATIVE
     enable_dmem: bool = False

@@ -56,6 +56,7 @@ TABLE = (
     Row("resources", "resources", _NOW, _NOW),
     Row("gpus", "gpus", _NOW, _NOW),
     Row("gpus.groups", "groups", When.NEXT_DAEMON, _NOW),
+    Row("gpus.groups", "shared_groups", When.NEXT_DAEMON, _NOW),
     Row("memory.reserve", "memory_reserve_bytes", _NOW, _NOW),
     Row("enforcement.minimum", "enforcement_minimum", _NOW, _NOW),
     Row("enforcement.enableDmem", "enable_dmem", _NOW, _UNREAD),

@@ -74,24 +74,26 @@ def read_selection(entries: Mapping[str, Value]) -> GpuSelection:
     return GpuSelection(include=include, exclude=exclude)
 
 
-def read_gpus(value: Value | None) -> tuple[GpuSelection, Groups]:
-    """The section `gpus`: the selection, and the groups."""
+def read_gpus(value: Value | None) -> tuple[GpuSelection, Groups, tuple[str, ...]]:
+    """The section `gpus`: the selection, the groups, and the names of those whose members are shared."""
     entries = value.mapping(("include", "exclude", "groups"), like=_LIKE) if value else None
     if entries is None:
-        return GpuSelection(), ()
+        return GpuSelection(), (), ()
     selection = read_selection(entries)
-    return selection, _groups(entries["groups"], selection.exclude) if "groups" in entries else ()
+    if "groups" not in entries:
+        return selection, (), ()
+    return selection, *_groups(entries["groups"], selection.exclude)
 
 
-def _groups(value: Value, excluded: Collection[GpuRef]) -> Groups:
+def _groups(value: Value, excluded: Collection[GpuRef]) -> tuple[Groups, tuple[str, ...]]:
     group_of: dict[GpuRef, str] = {}
-    groups = []
+    groups, shared = [], []
     for name, entry in (value.entries("{pair0: [0, 1]}") or {}).items():
         if not LABEL.fullmatch(name):
             entry.note("the name must be lower-case letters, digits and inner dashes", show=False)
         elif len(name) > _MAX_GROUP_NAME:
             entry.note(f"the name must be at most {_MAX_GROUP_NAME} characters long", show=False)
-        members = _gpu_refs(entry, at_least=1) or ()
+        members, members_shared = _members(entry)
         for ref in members:
             if ref in group_of:
                 entry.note(f"GPU {ref} is already in group {group_of[ref]}", show=False)
@@ -99,4 +101,18 @@ def _groups(value: Value, excluded: Collection[GpuRef]) -> Groups:
                 entry.note(f"GPU {ref} is excluded by gpus.exclude", show=False)
             group_of.setdefault(ref, name)
         groups.append((name, members))
-    return tuple(groups)
+        if members_shared:
+            shared.append(name)
+    return tuple(groups), tuple(shared)
+
+
+def _members(entry: Value) -> tuple[tuple[GpuRef, ...], bool]:
+    """The GPUs of a group, as a list or with `members`, and whether they are shared."""
+    if not isinstance(entry.node, yaml.MappingNode):
+        return _gpu_refs(entry, at_least=1) or (), False
+    entries = entry.mapping(("gpus", "members"), like="{gpus: [0, 1], members: shared}") or {}
+    if "gpus" not in entries:
+        entry.missing("gpus", "the GPUs of the group, such as [0, 1]")
+    members = _gpu_refs(entries["gpus"], at_least=1) if "gpus" in entries else ()
+    shared = entries["members"].one_of(("own", "shared")) if "members" in entries else "own"
+    return members or (), shared == "shared"

@@ -28,7 +28,7 @@ def effective(config: NodeConfig) -> dict[str, Any]:
         "apiVersion": API_VERSION,
         "kind": KIND,
         "resources": [_resource(resource) for resource in config.resources],
-        "gpus": {**_selection(config.gpus), "groups": {name: list(members) for name, members in config.groups}},
+        "gpus": {**_selection(config.gpus), "groups": _groups(config)},
         "memory": {"reserve": format_bytes(config.memory_reserve_bytes)},
         "enforcement": {
             "minimum": config.enforcement_minimum.value,
@@ -83,11 +83,20 @@ def _differing(above: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator
             yield f"{above}{key}"
 
 
+def _groups(config: NodeConfig) -> dict[str, Any]:
+    shared = {"members": "shared"}
+    return {
+        name: {"gpus": list(members), **shared} if name in config.shared_groups else list(members)
+        for name, members in config.groups
+    }
+
+
 def _annotations(annotations: AnnotationsConfig) -> dict[str, Any]:
     named = annotations.trust is TrustPolicy.NAMESPACES
     return {
         "gpus": _selection(annotations.gpus),
         "share": annotations.share,
+        "domains": annotations.domains.value,
         "trust": {"namespaces": list(annotations.namespaces)} if named else annotations.trust.value,
         "reservationNamespace": annotations.reservation_namespace,
         "prefix": annotations.prefix,

@@ -35,7 +35,8 @@ _HOME = {  # keys that are often written one level too high
     **dict.fromkeys(("include", "exclude", "groups"), "gpus"),
     **dict.fromkeys(("protocol", "runRoot", "logRoot", "driverRoot", "clientLimit", "sharedMemory"), "mps"),
     **dict.fromkeys(
-        ("share", "trust", "reservationNamespace", "prefix", "shortfall", "whenAway", "criSocket"), "annotations"
+        ("share", "domains", "trust", "reservationNamespace", "prefix", "shortfall", "whenAway", "criSocket"),
+        "annotations",
     ),
     **dict.fromkeys(("access", "nodeName"), "kubernetes"),
 }

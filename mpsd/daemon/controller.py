@@ -24,8 +24,8 @@ class NotAClientError(TransientError):
 class Configured:
     """What is in force. `note` says what is short of perfect.
 
-    Protocol 3: `attached` are the wanted namespaces whose limits were read back and whose socket is there; `refused`
-    has the others, with reasons.
+    Protocol 3: `attached` are the wanted namespaces whose limits were read back and whose socket is there, and the
+    directories that have a link to the wanted socket; `refused` has the others, with reasons.
     """
 
     note: Reason | None = None

@@ -17,7 +17,7 @@ from mpsd.daemon.control import CommandFailedError, ControlClient
 from mpsd.daemon.controller import QUERY_S, TERMINATE_CLIENT_S, Configured, MpsClients, check_client
 from mpsd.daemon.logs.parse import LogLine, Severity, interpret, parse_line, severity
 from mpsd.daemon.namespaces import SERVER, Namespace, is_ours
-from mpsd.daemon.paths import MAIN, DaemonDirs, link_directory, namespace_socket
+from mpsd.daemon.paths import MAIN, DaemonDirs, Link, namespace_socket
 from mpsd.daemon.plan import DaemonSpec
 from mpsd.daemon.protocol3 import DEFAULT, NamespaceRow
 from mpsd.localapi.reasons import DaemonCode, NamespaceCode
@@ -68,9 +68,9 @@ class Controller3:
         refused = _objections(spec, rows, failures)
         _write_config(spec.dirs, [namespace for namespace in spec.namespaces if namespace.name not in refused])
         refused |= _link(spec, refused, keep=rows)
-        wanted = {*(namespace.name for namespace in spec.namespaces), *((MAIN,) if spec.main_socket else ())}
-        attached = frozenset(wanted - refused.keys())
-        return Configured(_default_note(rows), attached, refused)
+        linked = (link.directory for link in spec.links if link.namespace not in refused)
+        wanted = {*(namespace.name for namespace in spec.namespaces), *linked}
+        return Configured(_default_note(rows), frozenset(wanted - refused.keys()), refused)
 
     def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, Reason]:
         """See Controller. One process: the namespaces of `spec` are expected, and they show the server's state."""
@@ -228,30 +228,31 @@ def _default_note(rows: Mapping[str, NamespaceRow]) -> Reason | None:
 
 
 def _unlinked(spec: DaemonSpec) -> dict[str, Reason]:
-    """Namespaces, and MAIN, whose sockets are not where containers mount them: who finds none runs without MPS."""
-    names = [namespace.name for namespace in spec.namespaces] if spec.dirs.linked else []
+    """Directories that containers mount and whose socket is not there: who finds none runs without MPS."""
     return {
-        name: Reason(NamespaceCode.SOCKET_MISSING, f"its socket in {link_directory(spec.dirs, name)} is not there")
-        for name in (*names, *((MAIN,) if spec.main_socket else ()))
-        if not directories.is_linked(spec.dirs, name)
+        link.directory: Reason(NamespaceCode.SOCKET_MISSING, f"its socket in {link.directory} is not there")
+        for link in spec.links
+        if not directories.is_linked(spec.dirs, link)
     }
 
 
 def _link(spec: DaemonSpec, refused: Collection[str], keep: Iterable[str]) -> dict[str, Reason]:
-    """Links the sockets where containers mount them: the main one where it is wanted, and where namespaces are linked
-    those of all but `refused`. Says why one can't be linked, by name."""
-    names = {namespace.name for namespace in spec.namespaces} if spec.dirs.linked else set()
-    main = {MAIN} if spec.main_socket else set()
+    """Links the sockets where containers mount them, but those of namespaces that are `refused`. Says why one can't be
+    linked, by directory. What nobody wants any more goes, but for namespaces that still are: `keep`."""
     failed = {}
-    for name in sorted((names | main) - set(refused)):
+    for link in spec.links:
+        if link.namespace in refused:
+            continue
         try:
-            directories.link_socket(spec.dirs, name)
+            directories.link_socket(spec.dirs, link)
         except TransientError as error:
-            failed[name] = Reason(NamespaceCode.NOT_LINKED, str(error))
-    if spec.dirs.linked:
-        directories.prune_links(spec.dirs, {*keep, *names, *main})
-    elif not main:
-        directories.remove_link(spec.dirs, MAIN)
+            failed[link.directory] = Reason(NamespaceCode.NOT_LINKED, str(error))
+    for home in spec.homes:
+        names = {link.name for link in spec.links if link.home == home}
+        if spec.dirs.linked:
+            directories.prune_links(home, names.union(keep if home == spec.dirs.links else ()))
+        elif MAIN not in names:  # others are of a time when they were linked, and may be mounted
+            directories.remove_link(Link(home, MAIN, MAIN))
     return failed
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from cdi.atomic import make_directory
 from mpsd.common.errors import TransientError
 from mpsd.daemon.namespaces import SERVER
-from mpsd.daemon.paths import MAIN, DaemonDirs, link_directory, link_source, namespace_socket
+from mpsd.daemon.paths import MAIN, DaemonDirs, Link, link_source, namespace_socket
 
 MODE = 0o755
 """Clients of any user must pass: a directory without x anywhere above the socket hides it from non-root containers."""
@@ -140,27 +140,27 @@ def remove(dirs: DaemonDirs) -> None:
         _remove_tree(parent, os.path.basename(dirs.pipe))
 
 
-def link_socket(dirs: DaemonDirs, namespace: str) -> None:
-    """Links the socket of a namespace, or of MAIN, into our stable directory, where containers have it mounted.
+def link_socket(dirs: DaemonDirs, link: Link) -> None:
+    """Links a socket of the daemon into our stable directory, where containers have it mounted.
 
     Raises:
         TransientError: it can't be linked.
     """
-    source, directory = link_source(dirs, namespace), link_directory(dirs, namespace)
+    source, directory = link_source(dirs, link.namespace), link.directory
     try:
-        for path in (dirs.links, directory):
+        for path in (link.home, directory):
             _make(path)
-        with _socket_directory(dirs, namespace) as theirs, _opened(directory) as ours:
+        with _socket_directory(dirs, link.namespace) as theirs, _opened(directory) as ours:
             _link_control(theirs, ours)
     except OSError as error:
         raise TransientError(f"cannot link {source} to {directory}/control: {error.strerror}") from error
 
 
-def is_linked(dirs: DaemonDirs, namespace: str) -> bool:
-    """Whether the socket of a namespace, or of MAIN, is in our stable directory."""
+def is_linked(dirs: DaemonDirs, link: Link) -> bool:
+    """Whether a socket of the daemon is in our stable directory."""
     try:
-        ours = os.lstat(f"{link_directory(dirs, namespace)}/control")
-        return os.path.samestat(ours, os.lstat(link_source(dirs, namespace)))
+        ours = os.lstat(f"{link.directory}/control")
+        return os.path.samestat(ours, os.lstat(link_source(dirs, link.namespace)))
     except OSError:
         return False
 
@@ -191,18 +191,18 @@ def _link_control(theirs: int, ours: int) -> None:
     os.rename("control.new", "control", src_dir_fd=ours, dst_dir_fd=ours)
 
 
-def prune_links(dirs: DaemonDirs, keep: Collection[str]) -> None:
+def remove_link(link: Link) -> None:
+    """Removes one of our directories, where it is."""
+    with contextlib.suppress(OSError), _opened(link.home) as links:
+        _remove_tree(links, link.name)
+
+
+def prune_links(home: str, keep: Collection[str]) -> None:
     """Removes our directories of namespaces that are no more."""
-    with contextlib.suppress(OSError), _opened(dirs.links) as links:
+    with contextlib.suppress(OSError), _opened(home) as links:
         for name in os.listdir(links):
             if name not in keep:
                 _remove_tree(links, name)
-
-
-def remove_link(dirs: DaemonDirs, namespace: str) -> None:
-    """Removes our directory of a namespace, or of MAIN, where there is one."""
-    with contextlib.suppress(OSError), _opened(dirs.links) as links:
-        _remove_tree(links, namespace)
 
 
 # Tenants may write pipe directories (protocol 2) and those of their namespaces, and change them while we look. So

@@ -317,7 +317,7 @@ def _on_unwanted_later(turn: _Turn) -> Step:
 def _on_unwanted_running(turn: _Turn) -> Step:
     assert isinstance(turn.event, Unwanted)
     if turn.event.busy:
-        return _drain(turn)
+        return _drain(turn, Effect.PROBE)  # after it who uses it is asked
     life, effects = _stop(turn)
     return replace(life, wanted=False), effects
 

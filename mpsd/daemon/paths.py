@@ -1,6 +1,7 @@
 """Where one control daemon keeps its files, and which binary it is (pure)."""
 
 import re
+from dataclasses import dataclass
 
 import msgspec
 
@@ -54,6 +55,10 @@ class DaemonDirs(msgspec.Struct, frozen=True):
         """Our stable directories for namespaces: no dot is in a daemon's name, so it is no other daemon's."""
         return f"{self.pipe}.ns"
 
+    def links_of(self, home: str) -> str:
+        """The same of another group of GPUs, which the daemon serves, too."""
+        return f"{self.pipe.rpartition('/')[0]}/{_file_name(home)}.ns"
+
     @property
     def shared_memory(self) -> str:
         """The /dev/shm of the daemon and its clients, where `mps.sharedMemory` asks for one."""
@@ -66,13 +71,18 @@ class DaemonDirs(msgspec.Struct, frozen=True):
 
 
 def daemon_dirs(mps: MpsConfig, name: str) -> DaemonDirs:
-    """The directories of the daemon of a group. A `name` that is not fit for a path is replaced by its hash."""
-    if not _NAME.fullmatch(name):
-        import hashlib  # loads OpenSSL, 4 MiB, for a case that real drivers never make
-
-        name = f"gpu-{hashlib.sha256(name.encode()).hexdigest()[:20]}"
+    """The directories of the daemon of a domain. A `name` that is not fit for a path is replaced by its hash."""
+    name = _file_name(name)
     linked = mps.namespace_mount is NamespaceMount.LINKED
     return DaemonDirs(mps.run_root, mps.log_root, f"{mps.run_root}/mps/{name}", f"{mps.log_root}/mps/{name}", linked)
+
+
+def _file_name(name: str) -> str:
+    if _NAME.fullmatch(name):
+        return name
+    import hashlib  # loads OpenSSL, 4 MiB, for a case that real drivers never make
+
+    return f"gpu-{hashlib.sha256(name.encode()).hexdigest()[:20]}"
 
 
 def namespace_directory(dirs: DaemonDirs, namespace: str) -> str:
@@ -90,14 +100,18 @@ def link_source(dirs: DaemonDirs, namespace: str) -> str:
     return dirs.control_socket if namespace == MAIN else namespace_socket(dirs, namespace)
 
 
-def link_directory(dirs: DaemonDirs, namespace: str) -> str:
-    """Our directory for a namespace, or for MAIN, the same over restarts of the daemon."""
-    return f"{dirs.links}/{namespace}"
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A directory of ours that containers mount: the same over restarts of the daemon, and over changes of which
+    daemon that is. In it is a link to the socket of a namespace, or of MAIN. `home`: see DaemonDirs.links."""
 
+    home: str
+    name: str
+    namespace: str
 
-def mount_directory(dirs: DaemonDirs, namespace: str) -> str:
-    """What a container of this namespace mounts, and nothing else of the daemon: siblings lie one level up."""
-    return link_directory(dirs, namespace) if dirs.linked else namespace_directory(dirs, namespace)
+    @property
+    def directory(self) -> str:
+        return f"{self.home}/{self.name}"
 
 
 def socket_objection(dirs: DaemonDirs) -> str:

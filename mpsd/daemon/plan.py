@@ -1,6 +1,6 @@
-"""Config + GPUs + live allocations -> the daemon of each group: how it should run, or why none does (pure)."""
+"""Config + GPUs + live allocations -> the daemon of each domain: how it should run, or why none does (pure)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpsd.common.quantity import format_bytes
@@ -9,16 +9,17 @@ from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.config.model import NodeConfig, UnitMemory
 from mpsd.config.numbering import CONFIRM, is_excluded, is_stranger
 from mpsd.daemon.namespaces import MAX_NAME, SERVER, Namespace, share_name, units_name
-from mpsd.daemon.paths import DaemonDirs, base_environment, daemon_dirs
+from mpsd.daemon.paths import MAIN, DaemonDirs, Link, base_environment, daemon_dirs, namespace_directory
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.localapi.reasons import SharingCode
 from mpsd.localapi.snapshot import DesiredAllocation
 from mpsd.shares.capability import client_limit, several_users
-from mpsd.shares.groups import Group, groups
+from mpsd.shares.domains import Domain, domains, node_span
+from mpsd.shares.groups import Group, groups, is_set_name, set_name
 from mpsd.shares.sizes import ShareSize, is_allowed, largest_limit_bytes, share_size, slot_count, usable_bytes
 
 DAEMON_MARKER = "GPUFRAC_DAEMON"
-"""In the environment of a control daemon we started: its group's name. Servers inherit it."""
+"""In the environment of a control daemon we started: its name. Servers inherit it."""
 SHARED_MEMORY_MARKER = "GPUFRAC_SHARED_MEMORY"
 """The same, `1` where the daemon was given a /dev/shm of its own."""
 
@@ -28,9 +29,10 @@ class DaemonSpec:
     """One control daemon as it should run. `gpus`: UUIDs by the daemon's ordinals.
 
     `pinned_limit_bytes` is its default memory limit per client and GPU (protocol 2). Where no sm-sharing resource may
-    use the group it is all usable memory: a client that finds the daemon all the same must not eat the reserve.
-    `namespaces` are all that its one server should have, and `main_socket` is whether somebody is to reach its main
-    socket (protocol 3). `several_users`: its GPUs let one server take clients of any user.
+    use its GPUs it is all usable memory: a client that finds the daemon all the same must not eat the reserve.
+    `namespaces` are all that its one server should have, and `links` where containers mount which of its sockets
+    (protocol 3); `homes` are the directories for these, of which nothing else is left. `several_users`: its GPUs let
+    one server take clients of any user.
     """
 
     name: str
@@ -40,16 +42,17 @@ class DaemonSpec:
     dirs: DaemonDirs
     environment: tuple[tuple[str, str], ...]
     namespaces: tuple[Namespace, ...] = ()
+    links: tuple[Link, ...] = ()
+    homes: tuple[str, ...] = ()
     shared_memory: bool = False
-    main_socket: bool = False
     several_users: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPlan:
-    """One group. `not_shared` says why its GPUs take nothing new, None when they do; the spec stands in any case."""
+class DomainPlan:
+    """One domain. `not_shared` says why its GPUs take nothing new, None when they do; the spec stands in any case."""
 
-    group: Group
+    domain: Domain
     spec: DaemonSpec
     not_shared: Reason | None = None
 
@@ -59,79 +62,147 @@ def plan(
     infos: Sequence[GpuInfo],
     allocations: Sequence[DesiredAllocation],
     protocol: Callable[[str], int],
-) -> tuple[GroupPlan, ...]:
-    """The plan of every group whose GPUs are known, in the groups' order.
+    kept: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[DomainPlan, ...]:
+    """The plan of every domain whose GPUs are known, in the domains' order.
 
     Args:
         allocations: the live ones. Their limits hold whatever the config says by now.
-        protocol: the one that a group's daemon speaks, or will.
+        protocol: the one that a domain's daemon speaks, or will, by its name.
+        kept: see `domains`.
     """
-    held: dict[str, tuple[str, ...]] = {}
-    by_group: dict[str, list[DesiredAllocation]] = {}
-    for allocation in allocations:
-        if not allocation.group:
-            continue  # it needs no daemon
-        held[allocation.group] = allocation.gpus
-        by_group.setdefault(allocation.group, []).append(allocation)
+    reaching = [allocation for allocation in allocations if allocation.group]
+    held = {a.group: a.gpus for a in reaching if not is_set_name(a.group)}
+    spans = [a.gpus for a in reaching if needs_daemon(a)]
+    everywhere = node_span(config, infos)
+    if everywhere and protocol(set_name(everywhere)) == 3:
+        spans.append(everywhere)
     by_uuid = {info.uuid: info for info in infos}
     plans = []
-    for group in groups(config, infos, held):
-        members = [by_uuid[uuid] for uuid in group.gpus if uuid in by_uuid]
+    for domain in domains(groups(config, infos, held), spans, kept):
+        members = [by_uuid[uuid] for uuid in domain.gpus if uuid in by_uuid]
         if members:
-            spec = daemon_spec(config, group, members, by_group.get(group.name, ()), protocol(group.name))
-            plans.append(GroupPlan(group, spec, _not_shared(config, group, members, spec)))
+            inside = [allocation for allocation in reaching if set(allocation.gpus) <= set(domain.gpus)]
+            spec = daemon_spec(config, domain, by_uuid, inside, protocol(domain.name))
+            plans.append(DomainPlan(domain, spec, _not_shared(config, domain, members, spec)))
     return tuple(plans)
+
+
+def needs_daemon(allocation: DesiredAllocation) -> bool:
+    """Whether containers of an allocation are clients of MPS."""
+    return bool(allocation.group) and (allocation.mode is Mode.SM_SHARING or allocation.default_socket)
 
 
 def daemon_spec(
     config: NodeConfig,
-    group: Group,
-    members: Sequence[GpuInfo],
+    domain: Domain,
+    infos: Mapping[str, GpuInfo],
     allocations: Iterable[DesiredAllocation],
     protocol: int,
 ) -> DaemonSpec:
-    """The daemon of a group, whether or not it is to run now."""
-    usable = group_usable_bytes(config, members)
+    """The daemon of a domain, whether or not it is to run now. `infos`: every GPU of the node by UUID."""
+    members = _known(domain.gpus, infos)
     allocations = tuple(allocations)
     served = [allocation for allocation in allocations if allocation.mode is Mode.SM_SHARING]
-    dirs = daemon_dirs(config.mps, group.name)
+    dirs = daemon_dirs(config.mps, domain.name)
     environment = (
         *base_environment(config.mps),
         ("CUDA_MPS_PIPE_DIRECTORY", dirs.pipe),
         ("CUDA_MPS_LOG_DIRECTORY", dirs.log),
         ("CUDA_MPS_PROTOCOL_VERSION", str(protocol)),
         # By UUID, so that the daemon's ordinals start at 0 whatever the host's indices are.
-        ("CUDA_VISIBLE_DEVICES", ",".join(group.gpus)),
-        (DAEMON_MARKER, group.name),
+        ("CUDA_VISIBLE_DEVICES", ",".join(domain.gpus)),
+        (DAEMON_MARKER, domain.name),
         *(((SHARED_MEMORY_MARKER, "1"),) if config.mps.shared_memory else ()),
     )
-    limit = largest_limit_bytes(config.resources, config, group, members, usable)
-    granted = max((allocation.limit_bytes for allocation in served), default=0)
-    # A container's own limit can't exceed the daemon's default, so that is never below what was granted. One on several
-    # GPUs has no limit of its own under protocol 2: there a reload must not loosen what holds those that run.
-    only_default = protocol == 2 and len(group.gpus) > 1
-    pinned = granted if only_default and granted else max(usable if limit is None else limit, granted)
-    namespaces = _namespaces(config, group, members, usable, served) if protocol == 3 else ()
-    main_socket = protocol == 3 and any(allocation.default_socket for allocation in allocations)
-    shared_memory = config.mps.shared_memory
+    namespaces = _namespaces(config, domain, infos, served) if protocol == 3 else ()
+    homes = dict.fromkeys((domain.name, *(group.name for group in domain.groups), *domain.gpus))
     return DaemonSpec(
-        group.name,
-        group.gpus,
+        domain.name,
+        domain.gpus,
         protocol,
-        pinned,
+        _default_limit_bytes(config, domain, infos, served, protocol),
         dirs,
         environment,
         namespaces,
-        shared_memory,
-        main_socket,
+        tuple(_links(dirs, domain, namespaces, allocations)) if protocol == 3 else (),
+        tuple(dirs.links_of(home) for home in homes),
+        config.mps.shared_memory,
         several_users(members),
     )
 
 
-def namespace_of(allocation: DesiredAllocation) -> Namespace:
-    """The namespace of one allocation."""
-    name = units_name(allocation.key) if allocation.slot is None else share_name(allocation.resource, allocation.slot)
+def namespace_of(allocation: DesiredAllocation, daemon: str) -> Namespace:
+    """The namespace of one allocation on the daemon of that name. Shares of several GPUs have the same names there, so
+    those of another group than the daemon's have their keys."""
+    fixed = allocation.slot is not None and allocation.group == daemon
+    name = share_name(allocation.resource, allocation.slot or 0) if fixed else units_name(allocation.key)
     return Namespace(name, allocation.limit_bytes, allocation.thread_percent)
+
+
+def link_of(allocation: DesiredAllocation, dirs: DaemonDirs, daemon: str) -> Link | None:
+    """Where a container of it mounts its socket of the daemon of that name: for as long as it lives the same place,
+    whichever daemon serves it. None: it mounts what the daemon itself makes (`mps.namespaceMount`)."""
+    lone = is_set_name(allocation.group)  # of a set of GPUs nothing would be left when it is gone
+    home = dirs.links_of(min(allocation.gpus) if lone else allocation.group)
+    if allocation.default_socket:
+        return Link(home, MAIN, MAIN)
+    if not dirs.linked:
+        return None
+    return Link(home, namespace_of(allocation, allocation.group).name, namespace_of(allocation, daemon).name)
+
+
+def mount_of(allocation: DesiredAllocation, dirs: DaemonDirs, daemon: str) -> str:
+    """The directory of the host that a container of it mounts, by names alone (protocol 3)."""
+    link = link_of(allocation, dirs, daemon)
+    return namespace_directory(dirs, namespace_of(allocation, daemon).name) if link is None else link.directory
+
+
+def can_move(allocation: DesiredAllocation, dirs: DaemonDirs, protocol: int) -> bool:
+    """Whether another daemon can take the place of its own while its container is there, and has no client."""
+    return not needs_daemon(allocation) or (protocol == 3 and link_of(allocation, dirs, "") is not None)
+
+
+def _links(
+    dirs: DaemonDirs,
+    domain: Domain,
+    namespaces: Iterable[Namespace],
+    allocations: Iterable[DesiredAllocation],
+) -> Iterable[Link]:
+    of_allocations = [link_of(allocation, dirs, domain.name) for allocation in allocations if needs_daemon(allocation)]
+    found = {link.directory: link for link in of_allocations if link is not None}
+    linked = {link.namespace for link in found.values()}
+    if dirs.linked:
+        spare = (namespace.name for namespace in namespaces if namespace.name not in linked)
+        found.update((link.directory, link) for link in (Link(dirs.links, name, name) for name in spare))
+    return found.values()
+
+
+def _default_limit_bytes(
+    config: NodeConfig,
+    domain: Domain,
+    infos: Mapping[str, GpuInfo],
+    served: Iterable[DesiredAllocation],
+    protocol: int,
+) -> int:
+    """What a client may have at most of a GPU when nothing else is said."""
+    # A container's own limit can't exceed the daemon's default, so that is never below what was granted. One on several
+    # GPUs has no limit of its own under protocol 2: there a reload must not loosen what holds those that run.
+    granted = max((allocation.limit_bytes for allocation in served), default=0)
+    if protocol == 2 and len(domain.gpus) > 1 and granted:
+        return granted
+    limits = [
+        largest_limit_bytes(config.resources, config, group, members, group_usable_bytes(config, members))
+        for group in domain.groups
+        if (members := _known(group.gpus, infos))
+    ]
+    largest = max((limit for limit in limits if limit is not None), default=None)
+    usable = group_usable_bytes(config, _known(domain.gpus, infos))
+    return max(usable if largest is None else largest, granted)
+
+
+def _known(gpus: Iterable[str], infos: Mapping[str, GpuInfo]) -> list[GpuInfo]:
+    return [infos[uuid] for uuid in gpus if uuid in infos]
 
 
 def group_usable_bytes(config: NodeConfig, members: Iterable[GpuInfo]) -> int:
@@ -140,10 +211,22 @@ def group_usable_bytes(config: NodeConfig, members: Iterable[GpuInfo]) -> int:
 
 
 def _namespaces(
-    config: NodeConfig, group: Group, members: Sequence[GpuInfo], usable: int, served: Iterable[DesiredAllocation]
+    config: NodeConfig, domain: Domain, infos: Mapping[str, GpuInfo], served: Iterable[DesiredAllocation]
 ) -> tuple[Namespace, ...]:
-    """One for each fixed share that may lie here, and what the live allocations have: theirs counts."""
+    """What the live allocations have: theirs counts. And one for each fixed share that may lie on the very GPUs of the
+    daemon, so that it need not be made first."""
     wanted: dict[str, Namespace] = {}
+    group = next((group for group in domain.groups if group.name == domain.name), None)
+    if group is not None and (members := _known(group.gpus, infos)):
+        wanted.update((namespace.name, namespace) for namespace in _of_shares(config, group, members))
+    for allocation in served:
+        namespace = namespace_of(allocation, domain.name)
+        wanted[namespace.name] = namespace
+    return tuple(wanted[name] for name in sorted(wanted))
+
+
+def _of_shares(config: NodeConfig, group: Group, members: Sequence[GpuInfo]) -> Iterable[Namespace]:
+    usable = group_usable_bytes(config, members)
     for resource in config.resources:
         if resource.mode is not Mode.SM_SHARING or not is_allowed(resource, config, group, members):
             continue
@@ -151,20 +234,17 @@ def _namespaces(
         if isinstance(resource.memory, UnitMemory) or not isinstance(size, ShareSize):
             continue
         for slot in range(slot_count(resource, usable, client_limit(members, config.mps.client_limit))):
-            name = share_name(resource.name, slot)
-            wanted[name] = Namespace(name, size.limit_bytes, resource.thread_percent)
-    for allocation in served:
-        namespace = namespace_of(allocation)
-        wanted[namespace.name] = namespace
-    return tuple(wanted[name] for name in sorted(wanted))
+            yield Namespace(share_name(resource.name, slot), size.limit_bytes, resource.thread_percent)
 
 
-def _not_shared(config: NodeConfig, group: Group, members: Sequence[GpuInfo], spec: DaemonSpec) -> Reason | None:
-    if group.objection:
-        return Reason(SharingCode.GROUP_NOT_AS_CONFIGURED, f"group {group.name}: {group.objection}")
+def _not_shared(config: NodeConfig, domain: Domain, members: Sequence[GpuInfo], spec: DaemonSpec) -> Reason | None:
+    if domain.objection:
+        return Reason(SharingCode.GROUP_NOT_AS_CONFIGURED, f"group {domain.name}: {domain.objection}")
     for info in members:
         if reason := _gpu_not_shared(config, info):
-            where = f"GPU {info.index} of group {group.name}: " if group.declared else ""
+            where = f"GPU {info.index}: " if len(domain.gpus) > 1 else ""
+            if domain.has_name:
+                where = f"GPU {info.index} of group {domain.name}: "
             return Reason(reason.code, f"{where}{reason}")
     longest = len(f"{spec.dirs.pipe}/{SERVER}/{'x' * MAX_NAME}/control")
     if spec.protocol == 3 and longest > MAX_SOCKET_PATH_BYTES:

@@ -9,6 +9,11 @@ from mpsd.common.reason import Code
 class DaemonCode(Code):
     """Why an MPS control daemon is in the state it is in."""
 
+    OTHERS_STILL_THERE = (
+        "OthersStillThere",
+        "It is to take the place of other daemons, which end when nobody uses them.",
+        "Wait: most end within seconds. `gpufrac clients` shows who uses the GPUs.",
+    )
     START_FAILED = (
         "StartFailed",
         "The daemon could not be started.",
@@ -183,11 +188,6 @@ class SharingCode(Code):
     )
     DISSOLVED = ("GroupDissolved", "The config no longer has its group, and its daemon is ending.", "Wait.")
     CLEANED_UP = ("CleanedUp", "Everything was cleaned up on request.", "Restart mpsd to share the GPU again.")
-    EARLIER_GROUPING = (
-        "EarlierGrouping",
-        "Daemons of an earlier grouping are still on its GPUs.",
-        "Wait until their allocations are gone: gpufrac allocations.",
-    )
 
 
 class HardLimitCode(Code):

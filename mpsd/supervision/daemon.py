@@ -15,7 +15,7 @@ from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured
 from mpsd.daemon.host import DaemonHost, ForeignDaemonError, ProtocolChoice, Running
 from mpsd.daemon.lifecycle import Effect, Event, Jitter, Lifecycle, Policy
-from mpsd.daemon.plan import DaemonSpec, GroupPlan
+from mpsd.daemon.plan import DaemonSpec, DomainPlan
 from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import Attached, DaemonState, DaemonStatus, DesiredAllocation
 from mpsd.supervision.effects import Configure, Kill, Probe, Quit, Spawn, Terminate, Work
@@ -53,7 +53,7 @@ class DaemonKeeper:
 
     def __init__(self, spec: DaemonSpec, outside: Outside, lane: Lane) -> None:
         self._outside, self.lane = outside, lane
-        self.plan: GroupPlan | None = None
+        self.plan: DomainPlan | None = None
         """None: no group of this name is left; what runs is to end."""
         self.spec = spec
         self.life = Lifecycle()
@@ -106,8 +106,8 @@ class DaemonKeeper:
 
     # --- what it is told -----------------------------------------------------------------------------------------
 
-    def take(self, plan: GroupPlan | None) -> None:
-        """The plan of its group now."""
+    def take(self, plan: DomainPlan | None) -> None:
+        """The plan of its domain now."""
         self.plan = plan
         if self.state is DaemonState.ABSENT:
             self.spec = self._wanted_spec()
@@ -320,7 +320,7 @@ class DaemonKeeper:
         """A probe found the daemon well, but maybe not each namespace: a tenant can spoil its own, and nobody else's
         allocation may suffer from that."""
         spoilt = self.in_force.spoilt(spec, objections)
-        for name in spoilt.keys() & self.in_force.verified.keys():
+        for name in spoilt.keys() & (self.in_force.verified.keys() | self.in_force.linked.keys()):
             why = spoilt[name].message
             log.warning("MPS namespace is not as it was set", daemon=self.name, namespace=name, reason=why)
         self.in_force = self.in_force.without(spoilt)
@@ -341,7 +341,7 @@ class DaemonKeeper:
         """For the snapshot; None where nothing is and nothing is to be.
 
         Args:
-            allocations: the live ones of its group that reach the daemon.
+            allocations: the live ones on its GPUs that are to reach the daemon.
         """
         if self.state is DaemonState.ABSENT and not self.life.wanted and (self.plan is None or self.plan.not_shared):
             return None

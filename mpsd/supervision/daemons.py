@@ -19,7 +19,7 @@ from mpsd.daemon.plan import DaemonSpec, plan
 from mpsd.daemon.state import StateFile
 from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState
-from mpsd.shares.groups import group_of
+from mpsd.shares.domains import domain_of
 from mpsd.supervision.daemon import DaemonKeeper, Outside
 from mpsd.supervision.ends import End
 from mpsd.supervision.node import Node
@@ -80,12 +80,13 @@ class Daemons:
             return
         node = self._node
         infos = [state.info for state in node.known()]
-        plans = {p.group.name: p for p in plan(node.config, infos, node.desired.allocations, self._protocol_spoken)}
-        node.owner = {uuid: group.name for uuid, group in group_of(p.group for p in plans.values()).items()}
-        for name, group_plan in plans.items():
+        found = plan(node.config, infos, node.desired.allocations, self._protocol_spoken, node.kept_domains())
+        plans = {domain_plan.domain.name: domain_plan for domain_plan in found}
+        node.owner = {uuid: domain.name for uuid, domain in domain_of(p.domain for p in found).items()}
+        for name, domain_plan in plans.items():
             if name not in node.daemons:
-                node.daemons[name] = self._new(group_plan.spec)
-            node.daemons[name].take(group_plan)
+                node.daemons[name] = self._new(domain_plan.spec)
+            node.daemons[name].take(domain_plan)
         for name in node.daemons.keys() - plans.keys():
             node.daemons[name].take(None)
         self.recall()
@@ -112,7 +113,7 @@ class Daemons:
         return DaemonKeeper(spec, self._outside, lane)
 
     def _protocol_spoken(self, name: str) -> int:
-        """What a group's daemon speaks; the chosen protocol where none runs."""
+        """What a domain's daemon speaks; the chosen protocol where none runs."""
         daemon = self._node.daemons.get(name)
         if daemon is not None and daemon.identity is not None:
             return daemon.identity.protocol
@@ -134,7 +135,7 @@ class Daemons:
         node = self._node
         wanted = node.is_wanted(daemon)
         if wanted and not daemon.life.wanted:
-            if not (daemon.is_absent and node.is_blocked(daemon)) and not daemon.finding:
+            if not (daemon.is_absent and node.blockers(daemon)) and not daemon.finding:
                 daemon.feed(life.Wanted())
         elif not wanted and daemon.life.wanted:
             daemon.end(End.CLEANED_UP if node.cleaned_up else End.UNPLANNED, busy=node.is_busy(daemon))
@@ -215,6 +216,8 @@ class Daemons:
             daemon.servers = count.servers
             if not count.servers:
                 daemon.hold.check()
+        if len(daemon.spec.gpus) > 1:
+            self.replan()  # its GPUs may part when nobody uses it
 
     def drain_if_unused(self, daemon: DaemonKeeper) -> None:
         """Tells a daemon that waits for it that nobody is left."""

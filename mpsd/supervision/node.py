@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mpsd.common.lanes import Lane
 from mpsd.common.reason import Reason
 from mpsd.config.model import NodeConfig
+from mpsd.daemon.plan import can_move, needs_daemon
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuState, Inventory, Mode
 from mpsd.gpu.reasons import NOT_PROBED
 from mpsd.limits.api import GpuLimits
@@ -97,15 +98,17 @@ class Node:
         """Whether it should run. Allocations outlive a reload that no longer shares their GPU."""
         if self.cleaned_up or daemon.plan is None:
             return False
-        return not daemon.plan.not_shared or any(a.group == daemon.name for a in self.desired.allocations)
+        gpus = daemon.plan.domain.gpus
+        return not daemon.plan.not_shared or any(not set(a.gpus).isdisjoint(gpus) for a in self.desired.allocations)
 
-    def is_blocked(self, daemon: DaemonKeeper) -> bool:
-        """Whether another daemon is still on one of its GPUs: they were grouped otherwise."""
+    def blockers(self, daemon: DaemonKeeper) -> list[DaemonKeeper]:
+        """Other daemons that are still on its GPUs: these were of other domains."""
         gpus = set(daemon.spec.gpus)
-        return any(
-            other is not daemon and not other.is_absent and not gpus.isdisjoint(other.spec.gpus)
+        return [
+            other
             for other in self.daemons.values()
-        )
+            if other is not daemon and not other.is_absent and not gpus.isdisjoint(other.spec.gpus)
+        ]
 
     def bound(self, uuid: str) -> Mode | None:
         """The mode that allocations on the GPU need; None without."""
@@ -129,8 +132,49 @@ class Node:
         members = self.members(daemon)
         if not all(gpu.counted_s >= daemon.since_s or gpu.state.health is GpuHealth.LOST for gpu in members):
             return False
-        comes_back_same = daemon.life.wanted and not daemon.outdated
-        return not (self.has_clients(daemon) if comes_back_same else self.is_busy(daemon))
+        if daemon.life.wanted and not daemon.outdated:  # the same comes back
+            return not self.has_clients(daemon)
+        return not (self.is_needed(daemon) if daemon.plan is None else self.is_busy(daemon))
+
+    def has_users(self, daemon: DaemonKeeper) -> bool:
+        """Whether somebody is a client of the daemon, or should be, as far as is known."""
+        others = {a.key for a in self.desired.allocations if not needs_daemon(a)}
+        clients = (client for gpu in self.members(daemon) for client in gpu.usage.clients)
+        return any(c.mps or (c.allocation_key is not None and c.allocation_key not in others) for c in clients)
+
+    def is_needed(self, daemon: DaemonKeeper) -> bool:
+        """Whether somebody uses a daemon whose GPUs are of other domains by now, or can't be served by theirs."""
+        domains = [set(d.plan.domain.gpus) for d in self.daemons.values() if d.plan is not None]
+        return self.has_users(daemon) or any(
+            needs_daemon(a)
+            and not set(a.gpus).isdisjoint(daemon.spec.gpus)
+            and not (
+                can_move(a, daemon.spec.dirs, daemon.spec.protocol) and any(gpus.issuperset(a.gpus) for gpus in domains)
+            )
+            for a in self.desired.allocations
+        )
+
+    def kept_domains(self) -> dict[str, tuple[str, ...]]:
+        """Daemons of several GPUs that are in use: name -> GPUs. While nobody knows, they are."""
+        return {
+            daemon.name: daemon.identity.gpus
+            for daemon in self.daemons.values()
+            if daemon.identity is not None
+            and len(daemon.identity.gpus) > 1
+            and (self._stays(daemon) or (daemon.life.wanted and not self._is_counted(daemon)))
+        }
+
+    def _stays(self, daemon: DaemonKeeper) -> bool:
+        """Whether no other can take a daemon's place now."""
+        return self.has_users(daemon) or any(
+            needs_daemon(a)
+            and set(a.gpus).issubset(daemon.spec.gpus)
+            and not can_move(a, daemon.spec.dirs, daemon.spec.protocol)
+            for a in self.desired.allocations
+        )
+
+    def _is_counted(self, daemon: DaemonKeeper) -> bool:
+        return all(gpu.usage.known or gpu.state.health is GpuHealth.LOST for gpu in self.members(daemon))
 
     def is_down(self, daemon: DaemonKeeper) -> bool:
         """Nothing of ours is on its GPUs, or all was tried."""

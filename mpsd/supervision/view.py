@@ -5,14 +5,17 @@ import uuid as uuids
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
+import msgspec
+
 from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.config import numbering
+from mpsd.daemon.plan import needs_daemon
 from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend
-from mpsd.gpu.model import ComputeMode, Mode
+from mpsd.gpu.model import ComputeMode
 from mpsd.limits.hardlimits import HardLimitsKeeper
-from mpsd.localapi.reasons import SharingCode, WarningCode
-from mpsd.localapi.snapshot import DesiredAllocation, GpuStatus, Snapshot
+from mpsd.localapi.reasons import DaemonCode, SharingCode, WarningCode
+from mpsd.localapi.snapshot import DaemonStatus, DesiredAllocation, GpuStatus, Snapshot
 from mpsd.supervision.computemode import fits
 from mpsd.supervision.daemon import DaemonKeeper
 from mpsd.supervision.indices import Indices
@@ -50,10 +53,11 @@ class View:
     def snapshot(self) -> Snapshot:
         """As it is now; its generation is for who publishes it."""
         node = self._node
-        allocations: dict[str, list[DesiredAllocation]] = {}
-        for allocation in node.desired.allocations:
-            if allocation.mode is Mode.SM_SHARING or allocation.default_socket:
-                allocations.setdefault(allocation.group, []).append(allocation)
+        reaching = [allocation for allocation in node.desired.allocations if needs_daemon(allocation)]
+        allocations = {
+            daemon.name: [a for a in reaching if set(a.gpus).issubset(daemon.spec.gpus)]
+            for daemon in node.daemons.values()
+        }
         # None before daemons are planned, which takes the MPS protocol.
         warnings = tuple(self._all_warnings())
         planned = [node.gpus[state.info.uuid] for state in node.known() if state.info.uuid in node.owner]
@@ -111,7 +115,7 @@ class View:
             group=daemon.name,
             mode=applied.mode if applied is not None and held and fits(applied, gpu.state.compute_mode) else None,
             driver_compute_mode=gpu.state.compute_mode,
-            daemon=daemon.status(allocations.get(daemon.name, ()), partial(self._logs.last_lines, daemon.name)),
+            daemon=self._daemon_status(daemon, allocations[daemon.name]),
             clients=gpu.usage.clients,
             evictions=servers.evictions(gpu.uuid) if servers is not None else 0,
         )
@@ -125,9 +129,15 @@ class View:
         if self._node.cleaned_up:
             text = "everything was cleaned up on request: restart mpsd to share it again"
             return Reason(SharingCode.CLEANED_UP, text)
-        if not daemon.life.wanted and self._node.is_blocked(daemon):
-            return Reason(SharingCode.EARLIER_GROUPING, "daemons of an earlier grouping are still on its GPUs")
         return None
+
+    def _daemon_status(self, daemon: DaemonKeeper, allocations: Iterable[DesiredAllocation]) -> DaemonStatus | None:
+        status = daemon.status(allocations, partial(self._logs.last_lines, daemon.name))
+        if status is None or not daemon.is_absent or not (others := self._node.blockers(daemon)):
+            return status
+        names = ", ".join(f"{other.name} ({other.state})" for other in others)
+        why = Reason(DaemonCode.OTHERS_STILL_THERE, f"it takes the place of others, which end when unused: {names}")
+        return msgspec.structs.replace(status, reason=why.message, reason_code=why.code)
 
     # --- what is short of perfect --------------------------------------------------------------------------------
 

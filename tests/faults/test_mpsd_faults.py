@@ -27,7 +27,7 @@ from mpsd.daemon import process
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.dirs import is_linked
 from mpsd.daemon.namespaces import share_name
-from mpsd.daemon.paths import link_directory, mount_directory, namespace_socket
+from mpsd.daemon.paths import namespace_socket
 from mpsd.daemon.state import Saved
 from mpsd.gpu.model import ComputeMode, GpuHealth, Mode
 from mpsd.localapi.snapshot import DaemonState, GpuStatus
@@ -45,6 +45,7 @@ from tests.faults.mpsd.node import (
     quick,
     texts,
 )
+from tests.mpspaths import link_directory, mount_directory, own_link
 
 __all__ = ["quick"]
 pytestmark = pytest.mark.usefixtures("quick")
@@ -345,7 +346,7 @@ def remove_link(node: Node) -> None:
 
 
 def socket_is_back(node: Node) -> None:
-    while not is_linked(node.dirs, namespace()):
+    while not is_linked(node.dirs, own_link(node.dirs, namespace())):
         node.control.until_asked(node.dirs, 1)
 
 

@@ -42,7 +42,7 @@ from mpsd.daemon.lifecycle import Policy
 from mpsd.daemon.logs.parse import Severity
 from mpsd.daemon.logs.tail import LogTails
 from mpsd.daemon.namespaces import share_name
-from mpsd.daemon.paths import DaemonDirs, daemon_dirs, mount_directory
+from mpsd.daemon.paths import DaemonDirs, daemon_dirs
 from mpsd.daemon.state import StateFile
 from mpsd.gpu import prober as probing
 from mpsd.gpu.health import Policy as HealthPolicy
@@ -58,6 +58,7 @@ from mpsd.supervision import protocol as protocols
 from mpsd.supervision.supervisor import Supervisor
 from tests.desired import allocation
 from tests.e2e.mpsdnode import DRIVERS, cuda_program, end, first_line, is_ready
+from tests.mpspaths import mount_directory
 from tests.waiting import WAIT_S
 
 LIMIT = 8 * GIB

@@ -26,11 +26,12 @@ from deviceplugin.status.attention import attention
 from mpsd.common.processes import PodProcess
 from mpsd.common.reason import Reason
 from mpsd.config.model import AnnotationsConfig, CdiConfig, Delivery, Enforcement, GpuDevices, GpuSelection
-from mpsd.daemon.paths import daemon_dirs, mount_directory
+from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import namespace_of
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, Desired, GpuClient
 from tests.builders import CANNOT, config, fixed, info, reported, resource, snapshot, status, units, uuid
+from tests.mpspaths import mount_directory
 from tests.world import CONFIG, SHARE, World, answer_with
 
 
@@ -803,7 +804,7 @@ def test_under_protocol_3_a_container_mounts_its_namespace_only_and_only_once_it
     grouped.tell(PROTOCOL_3)
     grouped.keeper.attach()
     (wanted,) = grouped.broker.desired().allocations
-    assert mounted(grouped, outcome.key) == f"/run/ns/{namespace_of(wanted).name}"
+    assert mounted(grouped, outcome.key) == f"/run/ns/{namespace_of(wanted, wanted.group).name}"
 
 
 def test_a_file_follows_when_what_is_mounted_changes(grouped: World) -> None:
@@ -881,7 +882,9 @@ def test_an_answer_names_what_will_be_mounted_before_mpsd_made_it(short_tmp: Pat
     (wanted,) = world.broker.desired().allocations
     dirs = daemon_dirs(cfg.mps, "pair0")
     assert mount.container_path == "/tmp/nvidia-mps"
-    assert mount.host_path == (dirs.pipe if protocol == 2 else mount_directory(dirs, namespace_of(wanted).name))
+    assert mount.host_path == (
+        dirs.pipe if protocol == 2 else mount_directory(dirs, namespace_of(wanted, wanted.group).name)
+    )
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{uuid(0)},{uuid(1)}"
     world.ledger.close()
 

@@ -90,6 +90,7 @@ simulated: {{gpus: [{{memory: 80Gi}}, {{memory: 24564Mi}}], driver: 615.71.09}}
 annotations:
   gpus: {{include: [0, {UUID_A}], exclude: [1]}}
   share: true
+  domains: node
   trust: {{namespaces: [team-a, "7"]}}
   reservationNamespace: reservations
   prefix: example.com/container.

@@ -19,7 +19,7 @@ OTHER = """
 apiVersion: gpufrac.dev/v1
 kind: NodeConfig
 resources: [{name: x/z, memory: {request: 2Gi}, compute: {mode: time-slicing}, enforcement: none}]
-gpus: {exclude: [7], groups: {pair: [0, 1]}}
+gpus: {exclude: [7], groups: {pair: {gpus: [0, 1], members: shared}}}
 memory: {reserve: 2Gi}
 enforcement: {minimum: hard, enableDmem: true, leaks: repair}
 mps:

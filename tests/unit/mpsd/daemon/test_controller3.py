@@ -17,8 +17,9 @@ from mpsd.daemon import protocol3
 from mpsd.daemon.controller import Configured, NotAClientError
 from mpsd.daemon.controller3 import Controller3
 from mpsd.daemon.namespaces import Namespace
-from mpsd.daemon.paths import MAIN, DaemonDirs, daemon_dirs, link_directory, mount_directory, namespace_socket
+from mpsd.daemon.paths import MAIN, DaemonDirs, daemon_dirs, namespace_socket
 from mpsd.daemon.plan import DaemonSpec
+from tests.mpspaths import link_directory, mount_directory, own_link
 from tests.reasons import messages
 from tests.unit.mpsd.daemon.fakes import Daemon3, refusal
 
@@ -42,7 +43,8 @@ class Node:
         self.controller = Controller3(self.daemon)
 
     def spec(self, *namespaces: Namespace) -> DaemonSpec:
-        return DaemonSpec("GPU-1", ("GPU-1",), 3, GIB, self.dirs, (), namespaces)
+        links = tuple(own_link(self.dirs, n.name) for n in namespaces) if self.dirs.linked else ()
+        return DaemonSpec("GPU-1", ("GPU-1",), 3, GIB, self.dirs, (), namespaces, links, (self.dirs.links,))
 
     def start(self, *namespaces: Namespace) -> None:
         """As if started with a config file of these."""
@@ -307,7 +309,7 @@ def test_links_follow_the_daemons_sockets_in_directories_that_stay(short_tmp: Pa
     node.start(A, B)
     mounted = mount_directory(node.dirs, "a")
     for _ in range(2):
-        assert node.controller.configure(node.spec(A)).attached == {"a"}
+        assert node.controller.configure(node.spec(A)).attached == {"a", mounted}
         assert os.path.samefile(f"{mounted}/control", namespace_socket(node.dirs, "a"))
         assert os.listdir(node.dirs.links) == ["a"]
         inode = os.stat(mounted).st_ino
@@ -328,17 +330,19 @@ def test_the_main_socket_is_linked_while_somebody_is_to_reach_it(short_tmp: Path
     node = Node(short_tmp, mount)
     node.start(A)
     link = Path(link_directory(node.dirs, MAIN))
-    wanted = replace(node.spec(A), main_socket=True)
-    assert node.controller.configure(wanted).refused.keys() == {MAIN}  # it is not there yet
+    attached = frozenset({"a", mount_directory(node.dirs, "a")} if node.dirs.linked else {"a"})
+    plain = node.spec(A)
+    wanted = replace(plain, links=(*plain.links, own_link(node.dirs, MAIN)))
+    assert node.controller.configure(wanted).refused.keys() == {str(link)}  # it is not there yet
     for _ in range(2):
         os.mknod(node.dirs.control_socket, stat.S_IFSOCK | 0o666)
-        assert node.controller.configure(wanted) == Configured(None, frozenset({"a", MAIN}), {})
+        assert node.controller.configure(wanted) == Configured(None, attached | {str(link)}, {})
         assert os.path.samefile(link / "control", node.dirs.control_socket)
         inode = link.stat().st_ino
         directories.clear_stale(node.dirs)  # the daemon dies, and another one comes
         node.start(A)
     assert link.stat().st_ino == inode
-    assert node.controller.configure(node.spec(A)).attached == {"a"}
+    assert node.controller.configure(node.spec(A)).attached == attached
     assert not link.exists()
 
 
@@ -346,7 +350,8 @@ def test_links_of_another_mount_kind_stay_as_containers_may_have_them(short_tmp:
     node = Node(short_tmp, NamespaceMount.LINKED)
     node.start(A)
     node.controller.configure(node.spec(A))
-    plain = replace(node.spec(A), dirs=daemon_dirs(MpsConfig(run_root=f"{short_tmp}/run"), "GPU-1"))
+    mps = MpsConfig(run_root=f"{short_tmp}/run", namespace_mount=NamespaceMount.DAEMON)
+    plain = replace(node.spec(A), dirs=daemon_dirs(mps, "GPU-1"), links=())
     node.daemon.dirs = plain.dirs
     node.controller.configure(plain)
     assert os.listdir(node.dirs.links) == ["a"]
@@ -358,8 +363,8 @@ def test_what_cannot_be_linked_is_not_attached(short_tmp: Path) -> None:
     os.makedirs(node.dirs.links)
     Path(node.dirs.links, "a").write_text("in the way")
     configured = node.controller.configure(node.spec(A, B))
-    assert configured.attached == {"b"}
-    assert configured.refused["a"].message.startswith("cannot link ")
+    assert configured.attached == {"a", "b", mount_directory(node.dirs, "b")}
+    assert configured.refused[mount_directory(node.dirs, "a")].message.startswith("cannot link ")
 
 
 def test_clients_of_all_servers(node: Node) -> None:

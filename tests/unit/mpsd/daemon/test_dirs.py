@@ -9,7 +9,8 @@ import pytest
 from mpsd.common.errors import TransientError
 from mpsd.config.model import MpsConfig
 from mpsd.daemon import dirs as directories
-from mpsd.daemon.paths import MAIN, DaemonDirs, daemon_dirs, link_directory, namespace_directory, namespace_socket
+from mpsd.daemon.paths import MAIN, DaemonDirs, daemon_dirs, namespace_directory, namespace_socket
+from tests.mpspaths import link_directory, own_link
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_directories_of_namespaces_outlive_their_stale_sockets(dirs: DaemonDirs)
 def test_removal_takes_namespaces_links_and_config_and_nothing_they_point_at(dirs: DaemonDirs, short_tmp: Path) -> None:
     directories.prepare(dirs)
     leave_socket(dirs, "a")
-    directories.link_socket(dirs, "a")
+    directories.link_socket(dirs, own_link(dirs, "a"))
     Path(dirs.config_file).write_text("")
     elsewhere = short_tmp / "elsewhere"
     elsewhere.mkdir()
@@ -108,7 +109,7 @@ def test_a_socket_is_linked_again_when_it_is_another_one(dirs: DaemonDirs) -> No
     for _ in range(2):
         source = leave_socket(dirs, "a")
         for _ in range(2):
-            directories.link_socket(dirs, "a")
+            directories.link_socket(dirs, own_link(dirs, "a"))
             assert os.path.samefile(source, target)
             assert os.listdir(directory) == ["control"]
         inode = os.stat(directory).st_ino
@@ -117,29 +118,29 @@ def test_a_socket_is_linked_again_when_it_is_another_one(dirs: DaemonDirs) -> No
     assert os.stat(directory).st_ino == inode
     assert mode(directory) == 0o755
     with pytest.raises(TransientError, match=r"cannot link .*/s/a/control to .*/a/control: No such file"):
-        directories.link_socket(dirs, "a")
+        directories.link_socket(dirs, own_link(dirs, "a"))
 
 
 def test_the_main_socket_is_linked_beside_namespaces(dirs: DaemonDirs) -> None:
     directories.prepare(dirs)
     os.mknod(dirs.control_socket, stat.S_IFSOCK | 0o666)
-    directories.link_socket(dirs, MAIN)
+    directories.link_socket(dirs, own_link(dirs, MAIN))
     directory = f"{dirs.run_root}/mps/GPU-1.ns/_main"
     assert link_directory(dirs, MAIN) == directory
     assert os.path.samefile(f"{directory}/control", dirs.control_socket)
     for _ in range(2):
-        directories.remove_link(dirs, MAIN)
+        directories.remove_link(own_link(dirs, MAIN))
     assert os.listdir(dirs.links) == []
     assert os.path.exists(dirs.control_socket)
 
 
 def test_links_of_namespaces_that_are_no_more_go(dirs: DaemonDirs) -> None:
-    directories.prune_links(dirs, ())
+    directories.prune_links(dirs.links, ())
     directories.prepare(dirs)
     for name in ("a", "b"):
         leave_socket(dirs, name)
-        directories.link_socket(dirs, name)
-    directories.prune_links(dirs, ("b",))
+        directories.link_socket(dirs, own_link(dirs, name))
+    directories.prune_links(dirs.links, ("b",))
     assert os.listdir(dirs.links) == ["b"]
 
 
@@ -235,10 +236,10 @@ def test_a_socket_is_linked_over_whatever_is_planted(dirs: DaemonDirs, precious:
     source = leave_socket(dirs, "a")
     os.makedirs(link_directory(dirs, "a"))
     plant(f"{link_directory(dirs, 'a')}/{name}", precious)
-    directories.link_socket(dirs, "a")
+    directories.link_socket(dirs, own_link(dirs, "a"))
     assert os.path.samestat(os.lstat(source), os.lstat(f"{link_directory(dirs, 'a')}/control"))
     assert os.listdir(link_directory(dirs, "a")) == ["control"]
-    directories.prune_links(dirs, ())
+    directories.prune_links(dirs.links, ())
     assert os.listdir(dirs.links) == []
 
 
@@ -254,7 +255,7 @@ def test_no_socket_is_linked_through_a_link(dirs: DaemonDirs, precious: Path, pl
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(real if place.endswith("control") else os.path.dirname(real), path)
     with pytest.raises(TransientError, match="cannot link "):
-        directories.link_socket(dirs, "a")
+        directories.link_socket(dirs, own_link(dirs, "a"))
     assert not directories.is_socket(f"{link_directory(dirs, 'a')}/control")
 
 

@@ -13,13 +13,14 @@ from mpsd.common.errors import TransientError
 from mpsd.config.model import GIB, MpsConfig, NamespaceMount
 from mpsd.daemon.host import LocalHost, ProtocolChoice
 from mpsd.daemon.namespaces import Namespace
-from mpsd.daemon.paths import daemon_dirs, mount_directory
+from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import DAEMON_MARKER, DaemonSpec
 from mpsd.daemon.state import StateFile
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import set_fault
 from mpsd.sim.switches import set_switch
 from tests.contract.mps import ClientProcess, alive, emulator
+from tests.mpspaths import mount_directory, own_link
 from tests.reasons import messages
 from tests.waiting import until
 
@@ -62,9 +63,19 @@ class Node:
             DAEMON_MARKER: "pair0",
         }
         namespaces = (A,) if protocol == 3 else ()
-        self.spec = DaemonSpec("pair0", gpus, protocol, 8 * GIB, self.dirs, tuple(environment.items()), namespaces)
+        self.spec = DaemonSpec("pair0", gpus, protocol, 8 * GIB, self.dirs, tuple(environment.items()))
+        self.spec = self.wanting(*namespaces)
         self.host = LocalHost(config, StateFile(f"{root}/mpsd.json", processes.boot_id()))
         self.driver = DRIVERS[protocol]
+
+    def wanting(self, *namespaces: Namespace) -> DaemonSpec:
+        """Its spec with these, as a plan would have it."""
+        links = tuple(own_link(self.dirs, n.name) for n in namespaces) if self.dirs.linked else ()
+        return replace(self.spec, namespaces=namespaces, links=links, homes=(self.dirs.links,))
+
+    def attached(self, names: set[str]) -> set[str]:
+        """What is attached where these are."""
+        return names | {own_link(self.dirs, name).directory for name in names if self.dirs.linked}
 
     def pipe(self, namespace: Namespace) -> str:
         """What a client of the allocation mounts."""
@@ -167,29 +178,29 @@ def test_quit_ends_daemon_and_servers_and_kill_what_is_left(node: Node) -> None:
 
 def test_namespaces_follow_what_is_wanted_and_never_under_a_client(node3: Node) -> None:
     node3.host.spawn(node3.spec)
-    both = replace(node3.spec, namespaces=(A, B))
-    assert node3.host.configure(node3.spec).attached == {"a"}
-    assert node3.host.configure(both).attached == {"a", "b"}
+    both = node3.wanting(A, B)
+    assert node3.host.configure(node3.spec).attached == node3.attached({"a"})
+    assert node3.host.configure(both).attached == node3.attached({"a", "b"})
     assert node3.allocate("9Gi", namespace=B) == "CUDA_ERROR_OUT_OF_MEMORY"
     client = node3.hold(B)
-    smaller = replace(node3.spec, namespaces=(A, replace(B, limit_bytes=GIB)))
+    smaller = node3.wanting(A, replace(B, limit_bytes=GIB))
     configured = node3.host.configure(smaller)
-    assert configured.attached == {"a"}
+    assert configured.attached == node3.attached({"a"})
     assert "can't be changed, as a rule because a client of it lives" in configured.refused["b"].message
     node3.host.configure(node3.spec)  # unwanted, and a client is in it
     assert client.end() == 0
-    until(lambda: node3.host.configure(smaller).attached == {"a", "b"}, "the smaller limit")
+    until(lambda: node3.host.configure(smaller).attached == node3.attached({"a", "b"}), "the smaller limit")
     assert node3.allocate("2Gi", namespace=B) == "CUDA_ERROR_OUT_OF_MEMORY"
     node3.host.configure(node3.spec)
     assert messages(node3.host.probe(smaller, servers=False)) == {"b": "it is not there"}
 
 
 def test_namespaces_come_back_with_another_daemon(node3: Node) -> None:
-    both = replace(node3.spec, namespaces=(A, B))
+    both = node3.wanting(A, B)
     directory = None
     for _ in range(2):
         identity = node3.host.spawn(both).identity
-        assert node3.host.configure(both).attached == {"a", "b"}
+        assert node3.host.configure(both).attached == node3.attached({"a", "b"})
         assert node3.host.probe(both, servers=False) == {}
         assert node3.allocate("8Gi") == str(8 * GIB)
         mounted = os.stat(mount_directory(node3.dirs, "a")).st_ino
@@ -202,18 +213,18 @@ def test_namespaces_come_back_with_another_daemon(node3: Node) -> None:
 def test_every_unknown_may_be_the_other_way_round(node3: Node) -> None:
     for name, value in OTHERWISE.items():
         set_switch(f"{node3.mps.root}/sim", name, value)
-    both = replace(node3.spec, namespaces=(A, B))
+    both = node3.wanting(A, B)
     for _ in range(2):
         identity = node3.host.spawn(node3.spec).identity
         found = node3.host.find(node3.spec)
         assert found is not None
         assert found.identity == identity
-        assert node3.host.configure(both).attached == {"a", "b"}
+        assert node3.host.configure(both).attached == node3.attached({"a", "b"})
         one, other = node3.hold(), node3.hold(B)
         node3.host.probe(both, servers=True)
         assert set(node3.host.clients(both).clients) == {one.pid, other.pid}
         assert node3.allocate("9Gi", namespace=B) == "CUDA_ERROR_OUT_OF_MEMORY"
-        smaller = replace(both, namespaces=(replace(A, limit_bytes=GIB), B))
+        smaller = node3.wanting(replace(A, limit_bytes=GIB), B)
         assert "can't be changed" in node3.host.configure(smaller).refused["a"].message
         node3.host.terminate_client(both, one.pid)
         node3.host.quit(both, 10.0)

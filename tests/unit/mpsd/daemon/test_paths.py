@@ -3,10 +3,10 @@ from mpsd.daemon.paths import (
     base_environment,
     control_binary,
     daemon_dirs,
-    mount_directory,
     namespace_socket,
     socket_objection,
 )
+from tests.mpspaths import mount_directory
 
 UUID = "GPU-51000000-0000-4000-8000-000000000000"
 

@@ -6,7 +6,7 @@ import pytest
 
 from mpsd.config.model import Enforcement, FixedMemory, GpuSelection, MpsConfig, NodeConfig, Resource, UnitMemory
 from mpsd.daemon.namespaces import MAX_NAME, Namespace, share_name
-from mpsd.daemon.plan import DAEMON_MARKER, GroupPlan, namespace_of, plan
+from mpsd.daemon.plan import DAEMON_MARKER, DomainPlan, namespace_of, plan
 from mpsd.gpu.model import MIB, GpuInfo, Mode
 from mpsd.localapi.snapshot import DesiredAllocation
 from tests.desired import allocation
@@ -28,13 +28,13 @@ def resource(request_gib: int = 8, **more: object) -> Resource:
 
 def planned(
     config: NodeConfig, infos: list[GpuInfo], *allocations: DesiredAllocation, protocol: int = 2
-) -> tuple[GroupPlan, ...]:
+) -> tuple[DomainPlan, ...]:
     return plan(config, infos, allocations, lambda _: protocol)
 
 
 def test_a_shareable_gpu_gets_a_daemon() -> None:
     (group,) = planned(NodeConfig(resources=(resource(),)), gpus())
-    assert (group.not_shared, group.group.name, group.spec.gpus) == (None, UUIDS[0], (UUIDS[0],))
+    assert (group.not_shared, group.domain.name, group.spec.gpus) == (None, UUIDS[0], (UUIDS[0],))
     assert group.spec.pinned_limit_bytes == 8 * GIB
     assert group.spec.dirs.pipe == f"/run/gpufrac/mps/{UUIDS[0]}"
     assert group.spec.dirs.log == f"/var/log/gpufrac/mps/{UUIDS[0]}"
@@ -54,7 +54,7 @@ def test_the_main_socket_is_for_whom_asks_for_it_and_only_with_protocol_3() -> N
     burst = allocation(*UUIDS[:2], mode=Mode.TIME_SLICING, group="pair0", key="k2", default_socket=True)
     for protocol in (2, 3):
         pair, lone = planned(config, gpus(3), plain, burst, protocol=protocol)
-        assert (pair.spec.main_socket, lone.spec.main_socket) == (protocol == 3, False)
+        assert (bool(pair.spec.links), bool(lone.spec.links)) == (protocol == 3, False)
         assert pair.spec.namespaces == ()
 
 
@@ -62,10 +62,10 @@ def test_a_group_has_one_daemon_for_all_its_gpus_and_its_size_is_that_of_the_sma
     infos = [*gpus(1), GpuInfo(uuid=UUIDS[1], index=1, name="", memory_total_bytes=40 * GIB), *gpus(3)[2:]]
     config = NodeConfig(resources=(resource(mode=Mode.TIME_SLICING),), groups=PAIR)
     pair, lone = planned(config, infos)
-    assert (pair.group.name, pair.spec.gpus, pair.group.declared) == ("pair0", UUIDS[:2], True)
+    assert (pair.domain.name, pair.spec.gpus, pair.domain.has_name) == ("pair0", UUIDS[:2], True)
     assert dict(pair.spec.environment)["CUDA_VISIBLE_DEVICES"] == f"{UUIDS[0]},{UUIDS[1]}"
     assert pair.spec.pinned_limit_bytes == 39 * GIB
-    assert (lone.group.name, lone.spec.pinned_limit_bytes) == (UUIDS[2], 79 * GIB)
+    assert (lone.domain.name, lone.spec.pinned_limit_bytes) == (UUIDS[2], 79 * GIB)
 
 
 def test_a_group_serves_only_what_names_it() -> None:
@@ -137,7 +137,7 @@ def test_sockets_whose_paths_are_too_long_are_refused_before_a_start() -> None:
 def test_no_gpus_no_plans() -> None:
     assert planned(NodeConfig(resources=()), []) == ()
     gone = allocation(UUIDS[1])
-    assert [group.group.name for group in planned(NodeConfig(resources=()), gpus(), gone)] == [UUIDS[0]]
+    assert [group.domain.name for group in planned(NodeConfig(resources=()), gpus(), gone)] == [UUIDS[0]]
 
 
 # Namespaces
@@ -165,7 +165,7 @@ def test_units_have_one_for_each_allocation_and_live_limits_win() -> None:
         Namespace(share_name("x/y", 0), 20 * GIB, 10),
         Namespace(share_name("x/gone", 7), 2 * GIB, None),
     }
-    assert namespace_of(live[1]) in group.spec.namespaces
+    assert namespace_of(live[1], UUIDS[0]) in group.spec.namespaces
 
 
 def test_the_client_limit_bounds_namespaces() -> None:

@@ -10,7 +10,6 @@ from mpsd.common.reason import Reason
 from mpsd.daemon.adopt import DaemonIdentity, ProcessIdentity
 from mpsd.daemon.controller import Configured, MpsClients, NotAClientError
 from mpsd.daemon.host import DaemonHost, ProtocolChoice, Running
-from mpsd.daemon.paths import MAIN
 from mpsd.daemon.plan import DaemonSpec
 from mpsd.gpu.backend import GpuBackend, MemoryLimits, NoLimitError, XidEvent
 from mpsd.gpu.model import ComputeMode, GpuInfo, GpuProcess
@@ -92,8 +91,7 @@ class FakeHost:
         with self._called:
             self.namespaces[spec.name] = names
             self._called.notify_all()
-        if spec.main_socket:
-            names |= {MAIN}
+        names |= {link.directory for link in spec.links}
         return Configured(attached=names - self.refused.keys(), refused=self.refused)
 
     def probe(self, spec: DaemonSpec, *, servers: bool) -> Mapping[str, Reason]:

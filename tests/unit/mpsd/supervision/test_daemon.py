@@ -13,7 +13,6 @@ from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.daemon.host import ForeignDaemonError, ProtocolChoice
 from mpsd.daemon.logs.parse import FaultClients, FaultEnded, ServerExited
 from mpsd.daemon.namespaces import Namespace
-from mpsd.daemon.paths import MAIN
 from mpsd.gpu.model import ComputeMode, GpuProcess, Mode
 from mpsd.localapi.snapshot import DaemonState, Desired
 from tests.desired import allocation, bind
@@ -183,7 +182,9 @@ def test_the_main_socket_of_a_group(short_tmp: Path, watchless: None) -> None:
 
 
 def test_a_main_socket_that_cannot_be_linked_holds_up_its_allocation(three: Bench) -> None:
-    three.host.refused[MAIN] = because("cannot link it: Operation not permitted")
+    three.host.refused[f"{three.config.mps.run_root}/mps/{ONE}.ns/_main"] = because(
+        "cannot link it: Operation not permitted"
+    )
     three.supervisor.inventory_changed(inventory(state_of(ONE)))
     three.supervisor.apply(burst(ONE))
     three.until_gpu(ONE, lambda g: attached(g) == {"b1": "cannot link it: Operation not permitted"})

@@ -15,9 +15,9 @@ from mpsd.daemon import lifecycle as life
 from mpsd.daemon.host import ProtocolChoice
 from mpsd.daemon.lifecycle import Policy
 from mpsd.daemon.paths import daemon_dirs
-from mpsd.daemon.plan import DaemonSpec, GroupPlan
+from mpsd.daemon.plan import DaemonSpec, DomainPlan
 from mpsd.localapi.snapshot import DaemonState
-from mpsd.shares.groups import Group
+from mpsd.shares.domains import Domain
 from mpsd.supervision.daemon import DaemonKeeper, Outside
 from mpsd.supervision.ends import ENDS, End, Fate
 from mpsd.supervision.inforce import InForce
@@ -26,7 +26,7 @@ from tests.unit.mpsd.supervision.fakes import FakeHost
 
 NAME = "GPU-1"
 SPEC = DaemonSpec(NAME, (NAME,), 2, 8 * GIB, daemon_dirs(MpsConfig(), NAME), ())
-PLAN = GroupPlan(Group(NAME, (NAME,)), SPEC)
+PLAN = DomainPlan(Domain(NAME, (NAME,)), SPEC)
 
 
 class HandLane(Lane):
