@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from typing import NamedTuple
 
 import grpc
 
@@ -20,11 +21,13 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.kubelet.places import KubeletPlaces
+from deviceplugin.kubelet.reasons import KubeletCode
 from deviceplugin.kubelet.rpcerror import describe
 from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
 from mpsd.common.errors import TransientError
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import Backoff
+from mpsd.common.reason import Reason
 from mpsd.common.socketfile import SocketFile
 from mpsd.common.threads import GuardedThread, Mishaps, full_pool
 
@@ -53,6 +56,13 @@ class SessionState(StrEnum):
     STOPPED = "stopped"
 
 
+class Again(NamedTuple):
+    """Why a session begins again; `serving`: all it takes is to register, as it serves well."""
+
+    why: str
+    serving: bool = False
+
+
 class Session:
     """Keeps one resource registered until closed.
 
@@ -73,7 +83,8 @@ class Session:
     ) -> None:
         self.resource = resource
         self.state = SessionState.STARTING
-        self.error = ""
+        self.trouble: Reason | None = None
+        """Why it is not registered, None while it is or was not tried yet."""
         self.registrations = 0
         self._socket_name = socket_name
         self._places = places
@@ -138,61 +149,69 @@ class Session:
                 last_kubelet, not_before_s = kubelet, 0.0
                 backoff.reset()
             now_s = time.monotonic()
-            reason = self._why_again(registered_with, kubelet)
-            if not reason and now_s >= dial_at_s:
-                reason = self._self_dial()
+            again = self._why_again(registered_with, kubelet)
+            if again is None and now_s >= dial_at_s:
+                again = self._self_dial()
                 dial_at_s = now_s + SELF_DIAL_S
-            if reason and now_s >= not_before_s:
+            if again is not None and now_s >= not_before_s:
                 before = registered_with
-                registered_with = self._begin_again(reason, kubelet)
+                registered_with = self._begin_again(again, kubelet)
                 # Also after a success: a kubelet that takes us and drops us again must not be asked in a tight loop.
                 not_before_s = time.monotonic() + backoff.pause_s()
                 if registered_with is not None:
                     dial_at_s = time.monotonic() + SELF_DIAL_S
                     if registered_with != before:
                         continue
-            elif not reason and now_s >= not_before_s + RETRY_LAST_S:
+            elif again is None and now_s >= not_before_s + RETRY_LAST_S:
                 backoff.reset()
-            until_s = not_before_s if reason or registered_with is None else min(dial_at_s, self._stream_due_s)
+            until_s = (
+                not_before_s if again is not None or registered_with is None else min(dial_at_s, self._stream_due_s)
+            )
             self._wake.wait(max(0.01, until_s - time.monotonic()))
             self._wake.clear()
 
-    def _why_again(self, registered_with: int | None, kubelet: int | None) -> str:
+    def _why_again(self, registered_with: int | None, kubelet: int | None) -> Again | None:
         if self._server is None:
-            return "starting"
+            return Again("starting")
         if self._own is None or self._own_file.look() != self._own:
-            return "our socket is gone"
+            return Again("our socket is gone")
         if registered_with is None:
-            return "not registered"
+            return Again("not registered", serving=True)
         if kubelet is not None and kubelet != registered_with:
-            return "the kubelet's socket is new"
+            return Again("the kubelet's socket is new")
         if self._stream_ended.is_set():
-            return "the kubelet ended its list stream"
+            return Again("the kubelet ended its list stream")
         if self.streams:
             self._stream_due_s = float("inf")
         elif time.monotonic() >= self._stream_due_s:
-            return "the kubelet opened no list stream"
-        return ""
+            return Again("the kubelet opened no list stream")
+        return None
 
-    def _begin_again(self, reason: str, kubelet: int | None) -> int | None:
+    def _begin_again(self, again: Again, kubelet: int | None) -> int | None:
         """Serves on a fresh socket if need be and registers. The kubelet's socket that we are registered at."""
+        code = KubeletCode.NOT_SERVED
         try:
-            if reason != "not registered":
+            if not again.serving:
                 self._stop_server()
                 self._start_server()
+            code = KubeletCode.NOT_REGISTERED
             if kubelet is None:
-                self._note(SessionState.WAITING, self._places.missing() or "kubelet.sock was not there")
+                missing = self._places.missing() or "kubelet.sock was not there"
+                self._note_waiting(Reason(KubeletCode.NOT_THERE, missing))
                 return None
             self._register()
         except TransientError as error:
-            self._note(SessionState.WAITING, str(error))
+            self._note_waiting(Reason(code, str(error)))
             return None
         except (OSError, RuntimeError, grpc.RpcError) as error:
-            self._note(SessionState.WAITING, self._places.missing() or describe(error, self._kubelet.path))
+            missing = self._places.missing()
+            text = missing or describe(error, self._kubelet.path)
+            self._note_waiting(Reason(KubeletCode.NOT_THERE if missing else code, text))
             return None
         self.registrations += 1
         self._stream_due_s = time.monotonic() + STREAM_DUE_S
-        self._note(SessionState.REGISTERED, "", reason)
+        log.info("registered", resource=self.resource, reason=again.why)
+        self.state, self.trouble = SessionState.REGISTERED, None
         self._on_registered()
         return kubelet
 
@@ -239,26 +258,23 @@ class Session:
                 timeout=REGISTER_TIMEOUT_S,
             )
 
-    def _self_dial(self) -> str:
+    def _self_dial(self) -> Again | None:
         """Asks ourselves, as a kubelet would: nobody else notices a server that hangs."""
         try:
             with _channel(self._path) as channel:
                 rpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=SELF_DIAL_TIMEOUT_S)
         except grpc.RpcError as error:
-            return f"our own server does not answer: {describe(error, self._path)}"
-        return ""
+            return Again(f"our own server does not answer: {describe(error, self._path)}")
+        return None
 
     def _on_stream_end(self) -> None:
         self._stream_ended.set()
         self._wake.set()
 
-    def _note(self, state: SessionState, error: str, reason: str = "") -> None:
-        if (state, error) != (self.state, self.error) or reason:
-            if state is SessionState.REGISTERED:
-                log.info("registered", resource=self.resource, reason=reason)
-            else:
-                log.warning("not registered", resource=self.resource, error=error)
-        self.state, self.error = state, error
+    def _note_waiting(self, trouble: Reason) -> None:
+        if (self.state, self.trouble) != (SessionState.WAITING, trouble):
+            log.warning("not registered", resource=self.resource, code=trouble.code, error=trouble.message)
+        self.state, self.trouble = SessionState.WAITING, trouble
 
 
 def _why_unbound(path: str) -> str:

@@ -63,6 +63,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     free: int
     reason: str
     reasons: dict[str, str]
+    registration_error_code: str = ""
     reason_code: str = ""
     reason_codes: dict[str, str] = {}
     not_hard: str = ""

@@ -39,7 +39,7 @@ class Registration(Protocol):
     @property
     def state(self) -> str: ...
     @property
-    def error(self) -> str: ...
+    def trouble(self) -> Reason | None: ...
 
 
 def allocation_statuses(inspection: Inspection, report: Report) -> tuple[AllocationStatus, ...]:
@@ -157,6 +157,7 @@ def resource_statuses(
         published = inspection.lists.get(name)
         advertisement = published.advertisement if published else None
         session = sessions.get(name)
+        trouble = session.trouble if session else None
         taken = held.get(name, set())
         devices = advertisement.devices if advertisement else ()
         reason = advertisement.reason if advertisement else view.closed
@@ -170,7 +171,8 @@ def resource_statuses(
                 enforcement=Enforcement.NONE if view.unheld else view.enforcement,
                 minimum=view.resource.enforcement,
                 registration=session.state if session else "starting",
-                registration_error=session.error if session else "",
+                registration_error=message_of(trouble),
+                registration_error_code=code_of(trouble),
                 listed=len(advertisement.devices) if advertisement else 0,
                 healthy=advertisement.healthy if advertisement else 0,
                 held=len(taken),

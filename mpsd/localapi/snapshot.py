@@ -131,7 +131,7 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_not_shared(self) -> Reason | None:
-        """Why it is left alone, by `SharingCode` or `GroupCode`."""
+        """Why it is left alone, by `SharingCode`."""
         return reason_of(self.not_shared, self.not_shared_code)
 
     @property
@@ -203,7 +203,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shortfalls(self) -> tuple[Reason, ...]:
-        """The warnings, by `HostCode`, `WarningCode` and others."""
+        """The warnings, by `WarningCode` and others."""
         return reasons_of(self.warnings, self.warning_codes)
 
 

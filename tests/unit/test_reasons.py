@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,17 @@ from hack.reasons_doc import subjects
 from mpsd.common.reason import Code
 
 ROOT = Path(__file__).parents[2]
-MESSAGES = {"message", "reason", "not_shared", "objection", "config_error", "mpsd_error"}
-"""Names of fields with a message."""
+PACKAGES = ("mpsd", "deviceplugin")
 READERS = {"startswith", "endswith", "partition", "rpartition", "split", "find", "index"}
 """To leave out a word that stands there twice (`removeprefix`) decides nothing."""
-FOREIGN = ("mpsd/daemon/logs/", "mpsd/daemon/controller3.py", "deviceplugin/kubernetes/")
-"""Where what a daemon says is understood, which has no codes; and where `reason` is a code, as Kubernetes has it."""
+FOREIGN = (
+    "mpsd/daemon/logs/",
+    "mpsd/daemon/controller3.py",
+    "deviceplugin/kubernetes/",
+    "mpsd/config/document.py",
+)
+"""Where what others say is understood, which has no codes: a daemon, a parser of YAML; and where `reason` is a code, as
+Kubernetes has it."""
 
 
 @pytest.mark.parametrize("subject", subjects(), ids=lambda subject: subject.__name__)
@@ -36,26 +41,65 @@ def test_what_no_waiting_helps_is_the_request_or_the_node() -> None:
     assert RefusalCode.UNKNOWN_RESOURCE in FINAL
 
 
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """The product's files: path and content."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            inside = path.relative_to(ROOT).as_posix()
+            if "/sim/" not in inside:
+                yield inside, ast.parse(path.read_text())
+
+
+def message_fields() -> frozenset[str]:
+    """Names of fields with a message: those that have a code beside them, and what holds a message on its way there.
+    Not one that is a collection elsewhere: what is looked for in that is its members."""
+    annotated = [
+        (node.target.id, ast.unparse(node.annotation))
+        for _, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    fields = {name.removesuffix("_code") for name, _ in annotated if name.endswith("_code")}
+    collections = {name for name, of in annotated if of.startswith(("Mapping[", "dict[", "tuple[", "frozenset["))}
+    return frozenset((fields - collections) | {"message", "reason", "error"})
+
+
+MESSAGES = message_fields()
+
+
 def readings(tree: ast.AST) -> Iterator[ast.expr]:
     """Expressions that look into a message."""
+    other_names = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.NamedExpr) and _is_message(node.value, MESSAGES)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    names = MESSAGES | other_names
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
-            if _is_message(node.func.value):
+            if _is_message(node.func.value, names):
                 yield node
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in ("match", "search", "fullmatch") and any(_is_message(a) for a in node.args):
+            if node.func.attr in ("match", "search", "fullmatch") and any(_is_message(a, names) for a in node.args):
                 yield node
         elif isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             texts = [s for s in sides if isinstance(s, ast.Constant) and isinstance(s.value, str) and s.value]
-            held_in = isinstance(node.ops[0], ast.In | ast.NotIn) and _is_message(node.comparators[0])
-            if held_in or (texts and any(_is_message(side) for side in sides)):
+            held_in = isinstance(node.ops[0], ast.In | ast.NotIn) and _is_message(node.comparators[0], names)
+            if held_in or (texts and any(_is_message(side, names) for side in sides)):
                 yield node
 
 
-def _is_message(node: ast.expr) -> bool:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str" and node.args:
-        return _is_message(node.args[0])
+def _is_message(node: ast.expr, names: Set[str]) -> bool:
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name):
+            return node.func.id in ("str", "message_of") and bool(node.args) and _is_message(node.args[0], names)
+        strips = isinstance(node.func, ast.Attribute) and node.func.attr in ("lower", "casefold", "strip")
+        return strips and _is_message(node.func.value, names)  # type: ignore[attr-defined]
+    if isinstance(node, ast.Name):
+        return node.id in names
     return isinstance(node, ast.Attribute) and node.attr in MESSAGES
 
 
@@ -64,9 +108,15 @@ def test_what_looks_into_a_message_is_found() -> None:
         'status.reason.startswith("it is replaced")',
         'str(gpu.reason).partition(":")',
         '"wedged" in daemon.reason',
+        '"gone" in answer.error',
         "ITS_DAEMON in gpu.reason",
         'refusal.message == "no room"',
         're.match("x", reason.message)',
+        'reason != "not registered"',
+        'text = gpu.reason; text.startswith("lost")',
+        'if (found := answer.error): found.find("gone")',
+        '"gone" in answer.error.lower()',
+        'message_of(reason) == "gone"',
     ]
     for text in found:
         assert list(readings(ast.parse(text))), text
@@ -74,12 +124,28 @@ def test_what_looks_into_a_message_is_found() -> None:
 
 
 def test_no_code_of_ours_looks_into_a_message() -> None:
-    found = []
-    for package in ("mpsd", "deviceplugin"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            inside = path.relative_to(ROOT).as_posix()
-            if "/sim/" in inside or inside.startswith(FOREIGN):
-                continue
-            tree = ast.parse(path.read_text())
-            found += [f"{inside}:{node.lineno}: {ast.unparse(node)}" for node in readings(tree)]
+    found = [
+        f"{inside}:{node.lineno}: {ast.unparse(node)}"
+        for inside, tree in sources()
+        if not inside.startswith(FOREIGN)
+        for node in readings(tree)
+    ]
     assert found == []
+
+
+def test_codes_that_are_spoken_of_are_there() -> None:
+    known = {subject.__name__ for subject in subjects()} | {"Code"}
+    named = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for name in re.findall(r"`([A-Z][A-Za-z]*Code)`", path.read_text())
+        if name not in known
+    }
+    assert not named
+
+
+def test_a_code_says_by_itself_whether_waiting_helps() -> None:
+    """Codes of several subjects meet in one map by their text."""
+    others = {str(code) for subject in subjects() for code in subject if code not in FINAL}
+    assert not {str(code) for code in FINAL} & others

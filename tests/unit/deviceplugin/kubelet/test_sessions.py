@@ -8,6 +8,7 @@ import pytest
 
 from deviceplugin.kubelet import session as session_module
 from deviceplugin.kubelet.places import KubeletPlaces
+from deviceplugin.kubelet.reasons import KubeletCode
 from deviceplugin.kubelet.session import Session, SessionState
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.sim.kubelet.kubelet import StubKubelet
@@ -124,5 +125,6 @@ def test_a_pool_that_got_no_threads_is_tried_again(node: Node, monkeypatch: pyte
 def test_a_kubelet_that_is_not_there_is_explained_by_the_pair_of_settings(node: Node) -> None:
     node.kubelet.stop()
     node.sessions.sync()
-    errors = until(lambda: [session.error for session in node.all if session.error])
-    assert "kubelet.devicePlugins" in errors[0]
+    troubles = until(lambda: [session.trouble for session in node.all if session.trouble])
+    assert troubles[0].code == KubeletCode.NOT_THERE
+    assert "kubelet.devicePlugins" in troubles[0].message
