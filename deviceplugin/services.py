@@ -31,17 +31,19 @@ from deviceplugin.status.metricsserver import MetricsServer
 from deviceplugin.status.model import PluginStatus
 from deviceplugin.status.nodeevents import WedgeNews
 from deviceplugin.status.podevents import PodNews
+from deviceplugin.status.reasons import ProcessCode
 from deviceplugin.status.status import allocation_statuses, plugin_status
 from mpsd import simulated
 from mpsd.common import threads
 from mpsd.common.log import get_logger
 from mpsd.common.processes import processes_of_pods
-from mpsd.common.reason import message_of
+from mpsd.common.reason import Reason, message_of
 from mpsd.common.socketfile import SocketFile
 from mpsd.config.model import NodeConfig
 from mpsd.config.reload import Process, merge
 from mpsd.config.watch import ConfigWatcher
 from mpsd.localapi.client import MpsdClient, call
+from mpsd.localapi.reasons import ConfigCode
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import Snapshot
 
@@ -116,8 +118,8 @@ class Services:
             on_return=self._keeper.mpsd_returned,
         )
         for lack in needs.lacks(config):
-            log.warning("the plugin lacks what it needs", reason=lack)
-        self._config_error = ""
+            log.warning("the plugin lacks what it needs", code=lack.code, reason=lack.message)
+        self._config_error: Reason | None = None
         self._restart_needed = ""
         self._parts: list[Part] = [
             self._mpsd_watch,
@@ -165,6 +167,7 @@ class Services:
     def _picture(self) -> PluginStatus:
         config = self._broker.node.config
         unwritable = filter(None, [self._broker.ledger_error])
+        unusable = (Reason(ProcessCode.RECORD_NOT_USABLE, problem) for problem in self._broker.problems)
         runtime = self._runtime.runtime
         return plugin_status(
             self._broker.inspect(),
@@ -175,7 +178,7 @@ class Services:
             config_error=self._config_error,
             config_restart_needed=self._restart_needed,
             gpu_devices_reason=self._devices.choice.reason,
-            problems=(*needs.lacks(config), *self._broker.problems, *(reason.message for reason in unwritable)),
+            problems=(*needs.lacks(config), *unusable, *unwritable),
             state_root=config.state_root,
             runtime=f"{runtime.name} {runtime.version}" if runtime is not None else "",
             annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,
@@ -255,7 +258,7 @@ class Services:
 
     def _on_config(self, config: NodeConfig) -> None:
         effective, ignored = merge(Process.PLUGIN, self._broker.node.config, config)
-        self._config_error, self._restart_needed = "", ", ".join(ignored)
+        self._config_error, self._restart_needed = None, ", ".join(ignored)
         self._broker.apply_config(effective)
         self._broker.publish()
         self._devices.choose()
@@ -263,7 +266,7 @@ class Services:
         log.info("config reloaded", resources=len(config.resources), restart_needed=self._restart_needed)
 
     def _on_config_error(self, error: str) -> None:
-        self._config_error = error
+        self._config_error = Reason(ConfigCode.REFUSED, error)
         log.error("the new config is not usable; the old one stays in force", error=error)
 
 

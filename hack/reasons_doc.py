@@ -16,7 +16,11 @@ HEAD = """# Reasons
 
 Whatever is not as it should be has a reason: a code for programs and a message for people. The code is stable; the
 message says what was asked, what is missing and what to do here and now. JSON output and the local APIs have the code
-beside its message, in a field that ends in `Code` or `_code`.
+beside its message: `reason` and `reasonCode`, `problems` and `problemCodes` in the same order, and so on (`reason_code`
+in what mpsd sends). In `gpufrac status -o json` each line of `attention` has its code in `attentionCodes`.
+
+Texts without a code are no reasons: what is told beside a state (`plan`, `burst`, `drained`, `configRestartNeeded`),
+and errors of a command, which have an exit code. A process of an earlier version sends no codes: they are `Unknown`.
 
 Words: MPS is NVIDIA's Multi-Process Service, with protocol 2 on drivers before r615 and protocol 3 from r615 on. CDI is
 the Container Device Interface, NRI the runtime's Node Resource Interface; a cgroup is a control group of the kernel,

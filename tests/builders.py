@@ -1,12 +1,14 @@
 """Values for tests: small node views with sensible defaults."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
 from deviceplugin.plan import ids
 from deviceplugin.plan.model import Allocation, HardAbility, NodeView, allocation_key
 from deviceplugin.plan.view import gpu_view, node_view
+from deviceplugin.status.attention import attention
+from deviceplugin.status.model import PluginStatus
 from mpsd.common.reason import Reason
 from mpsd.config.model import GIB, Enforcement, FixedMemory, FractionMemory, Memory, NodeConfig, Resource, UnitMemory
 from mpsd.daemon.plan import namespace_of, needs_daemon, plan
@@ -148,3 +150,8 @@ def allocation(
         mode=mode,
         enforcement=Enforcement.COOPERATIVE,
     )
+
+
+def told(snapshot: Snapshot | None, plugin: PluginStatus | None, errors: Iterable[Reason | None] = ()) -> list[str]:
+    """What needs attention, as `gpufrac status` prints it."""
+    return [line.message for line in attention(snapshot, plugin, errors)]

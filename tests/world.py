@@ -56,7 +56,7 @@ class FakeSpecs:
     def remove(self, identifier: str) -> bool:
         return self.files.pop(identifier, None) is not None
 
-    objections: tuple[str, ...] = ()
+    objections: tuple[Reason, ...] = ()
 
     def is_off(self) -> bool:
         return False
@@ -275,8 +275,8 @@ class World:
             {},
             pid=1,
             started_unix_s=0,
-            config_error="",
+            config_error=None,
             config_restart_needed="",
-            gpu_devices_reason="",
+            gpu_devices_reason=None,
             problems=(),
         )

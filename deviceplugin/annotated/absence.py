@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from deviceplugin.annotated.reasons import ServingCode
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Container
 from deviceplugin.plan.model import ContainerRef
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 from mpsd.config.model import AwayPolicy
 
 log = get_logger("plugin")
@@ -21,9 +23,14 @@ NOTICE_S = 60.0
 """Between the first word about a container and its end."""
 STOP_EVERY_S = 20.0
 KEPT = 500
-STARTED_ALONE = "it was started while gpufrac was not there, and runs without its limit"
 TO_DO = "delete the pod, so that it is made again with its limit, or set `annotations.whenAway: stop`"
-CREATED_ALONE = "it was created while gpufrac was not there, so its start will be refused, and it will be made again"
+STARTED_ALONE = Reason(
+    ServingCode.STARTED_ALONE, "it was started while gpufrac was not there, and runs without its limit"
+)
+CREATED_ALONE = Reason(
+    ServingCode.CREATED_ALONE,
+    "it was created while gpufrac was not there, so its start will be refused, and it will be made again",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class Unenforced:
 
     container: ContainerRef
     container_id: str
-    reason: str
+    reason: Reason
     plan: str = ""
     noticed_s: float | None = None
 
@@ -90,7 +97,7 @@ class Absence:
         with self._lock:
             self._found = {container_id: one for container_id, one in self._found.items() if not gone(one)}
 
-    def note(self, ref: ContainerRef, container: Container, reason: str) -> None:
+    def note(self, ref: ContainerRef, container: Container, reason: Reason) -> None:
         """A container that runs unenforced."""
         with self._lock:
             self._stale.discard(container.id)
@@ -103,8 +110,10 @@ class Absence:
                 plan = TO_DO if self._policy is AwayPolicy.REPORT else ""  # the others' is for `tend` to find out
                 self._found[container.id] = Unenforced(ref, container.id, reason, plan)
         if before is None:
-            log.error("an annotated container runs unenforced", container=str(ref), reason=reason)
-            self._tell(ref, reason)
+            log.error(
+                "an annotated container runs unenforced", container=str(ref), code=reason.code, reason=reason.message
+            )
+            self._tell(ref, reason.message)
 
     def tend(self, now_s: float) -> None:
         """Says what becomes of each, and stops one whose time has come."""

@@ -80,7 +80,7 @@ class ExistingContainers:
             ask = contract.ask_of(pod.annotations, container.name, self._config.prefix)
         except ContractError as error:
             reason = f"it runs without a limit, as its annotations can't be used: {error}"
-            self._absence.note(ref, container, reason)
+            self._absence.note(ref, container, Reason(error.reason.code, reason))
             return
         if ask is None or shares.share_of(self._broker, ref, container) is not None:
             return  # what becomes of shares is the keeper's to look after
@@ -117,7 +117,9 @@ class ExistingContainers:
                 self._wanted(ref, ask, kept_apart), named, trusted=seen, by_cdi=by_cdi
             )
         except GpufracError as error:
-            self._absence.note(ref, container, f"{STARTED_ALONE}; what it takes is not counted: {error}")
+            self._absence.note(
+                ref, container, STARTED_ALONE.reworded(f"{STARTED_ALONE}; what it takes is not counted: {error}")
+            )
             return
         enforced = allocation.enforcement is not Enforcement.NONE
         if allocation.key == key and enforced and _matches_plan(container, allocation):

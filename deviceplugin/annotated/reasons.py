@@ -62,6 +62,41 @@ class AnnotationCode(Code):
     FAILED = ("AnnotatedFailed", "Something that is needed for it failed.", "Read the message; it is tried again.")
 
 
+class ServingCode(Code):
+    """What is not as it should be with annotated pods that are served."""
+
+    ANNOTATION_IGNORED = (
+        "AnnotationIgnored",
+        "An annotation does not do what its author meant.",
+        "Write the key that the message names.",
+    )
+    LESS_THAN_ASKED = (
+        "LessThanAsked",
+        "A container got less memory than it asks for.",
+        "Nothing: `annotations.shortfall` allows that. Ask for less, or set it to refuse.",
+    )
+    STARTED_ALONE = (
+        "StartedAlone",
+        "A container was started while gpufrac was not there, and runs without its limit.",
+        "Delete the pod, so that it is made again with its limit, or set `annotations.whenAway: stop`.",
+    )
+    CREATED_ALONE = (
+        "CreatedAlone",
+        "A container was created while gpufrac was not there.",
+        "Nothing: its start is refused, and it is made again.",
+    )
+    RUNTIME_DOES_NOT_WAIT = (
+        "RuntimeDoesNotWait",
+        "The container runtime makes containers without gpufrac while that is away.",
+        "Set what the message names in the runtime's configuration.",
+    )
+    NOT_COMPARED = (
+        "NotCompared",
+        "Containers of which the container runtime told nothing can't be found.",
+        "Look at `annotations.criSocket`.",
+    )
+
+
 class RefusedError(GpufracError):
     """A container that may not be created or started now, and why."""
 

@@ -8,6 +8,7 @@ from deviceplugin.kubernetes.model import NodeReadiness
 from deviceplugin.nri import session
 from deviceplugin.nri.model import Runtime
 from mpsd.common.log import get_logger
+from mpsd.common.reason import message_of
 from mpsd.common.threads import GuardedThread, Mishaps
 from mpsd.config.model import AnnotationsConfig, NriConfig
 
@@ -42,7 +43,7 @@ class AnnotatedPods:
     def session_error(self) -> str:
         """Why we are at no container runtime, empty when we are."""
         state = self._session.state
-        return "" if state.connected else state.error or "not yet"
+        return "" if state.connected else message_of(state.error) or "not yet"
 
     @property
     def runtime(self) -> Runtime | None:

@@ -4,6 +4,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from deviceplugin.annotated.reasons import ServingCode
+from mpsd.common.reason import code_of, message_of
+
 if TYPE_CHECKING:
     from deviceplugin.annotated.frontend import FrontendReport
     from deviceplugin.kubernetes.model import NodeReadiness
@@ -30,6 +33,7 @@ class IgnoredStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
 
     pod: str
     reason: str
+    reason_code: str = ""
 
 
 class UnenforcedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -40,6 +44,7 @@ class UnenforcedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     container: str
     reason: str
     plan: str
+    reason_code: str = ""
 
 
 class AnnotatedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -67,6 +72,10 @@ class AnnotatedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     ignored: tuple[IgnoredStatus, ...] = ()
     unenforced: tuple[UnenforcedStatus, ...] = ()
     uncompared: str = ""
+    error_code: str = ""
+    readiness_code: str = ""
+    unguarded_code: str = ""
+    uncompared_code: str = ""
 
 
 def annotated_status(
@@ -75,7 +84,8 @@ def annotated_status(
     """The front end as it is now, from what its parts say."""
     return AnnotatedStatus(
         runtime=f"{state.runtime.name} {state.runtime.version}" if state.runtime else "",
-        error=state.error,
+        error=message_of(state.error),
+        error_code=code_of(state.error),
         since_unix_s=state.since_unix_s,
         registrations=state.registrations,
         answer_s=state.answer_s,
@@ -84,10 +94,13 @@ def annotated_status(
         trust=", ".join(config.namespaces) if config.namespaces else str(config.trust),
         readiness=readiness.status,
         readiness_message=readiness.message,
+        readiness_code=readiness.reason,
         granted=report.granted,
         refused=report.refused,
         unguarded=report.unguarded,
+        unguarded_code=ServingCode.RUNTIME_DOES_NOT_WAIT if report.unguarded else "",
         uncompared=report.uncompared,
+        uncompared_code=ServingCode.NOT_COMPARED if report.uncompared else "",
         refusing=tuple(
             RefusedStatus(
                 namespace=one.container.namespace,
@@ -100,13 +113,17 @@ def annotated_status(
             )
             for one in report.refusing
         ),
-        ignored=tuple(IgnoredStatus(pod=pod, reason=str(finding)) for pod, finding in report.findings),
+        ignored=tuple(
+            IgnoredStatus(pod=pod, reason=str(finding), reason_code=ServingCode.ANNOTATION_IGNORED)
+            for pod, finding in report.findings
+        ),
         unenforced=tuple(
             UnenforcedStatus(
                 namespace=one.container.namespace,
                 pod=one.container.pod,
                 container=one.container.container,
-                reason=one.reason,
+                reason=one.reason.message,
+                reason_code=one.reason.code,
                 plan=one.plan,
             )
             for one in report.unenforced

@@ -12,7 +12,9 @@ from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import complain, failures, print_json, print_table, rounded, say
 from deviceplugin.status.clients import ClientStatus, GpuClientsStatus
 from deviceplugin.status.clients import clients as clients_of
+from deviceplugin.status.reasons import ProcessCode
 from mpsd.common.errors import GpufracError
+from mpsd.common.reason import Reason
 from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.localapi.client import MpsdClient, call
 
@@ -63,9 +65,9 @@ def find_clients(root: str, node: Node) -> tuple[Sequence[GpuClientsStatus], lis
     try:
         looked_up = MpsdClient(mpsd_socket(root)).clients([gpu.info.uuid for gpu in node.mpsd.gpus])
     except GpufracError as error:
-        looked_up, outdated, errors = {}, str(error), [str(error)]
+        looked_up, outdated, errors = {}, Reason(ProcessCode.NOT_REACHABLE, str(error)), [str(error)]
     else:
-        outdated = "mpsd did not say who uses it"
+        outdated = Reason(ProcessCode.NOT_UNDERSTOOD, "mpsd did not say who uses it")
         errors = [answer.error for answer in looked_up.values() if answer.error]
     allocations = node.plugin.allocations if node.plugin else ()
     return clients_of(node.mpsd.gpus, allocations, looked_up, outdated=outdated), errors

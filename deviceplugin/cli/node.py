@@ -27,7 +27,9 @@ from deviceplugin.plan.view import daemon_reason, daemon_state
 from deviceplugin.selftest import record
 from deviceplugin.status.attention import attention
 from deviceplugin.status.model import PluginStatus, ResourceStatus
+from deviceplugin.status.reasons import AttentionCode, ProcessCode
 from mpsd.common.errors import GpufracError, NotReachableError
+from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 
@@ -39,12 +41,12 @@ IN_TROUBLE = ("wedged", DaemonState.KILLING, DaemonState.BACKOFF, DaemonState.FA
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What both processes say; the error text where one doesn't answer."""
+    """What both processes say; the error where one doesn't answer."""
 
     mpsd: Snapshot | None
-    mpsd_error: str
+    mpsd_error: Reason | None
     plugin: PluginStatus | None
-    plugin_error: str
+    plugin_error: Reason | None
 
     def need_any(self) -> None:
         """Raises Failure (exit 3) when neither answers."""
@@ -54,19 +56,19 @@ class Node:
     def need_plugin(self) -> PluginStatus:
         """The plugin's status. Raises Failure (exit 3) where the plugin is not reachable."""
         if self.plugin is None:
-            raise Failure(self.plugin_error, EXIT_UNREACHABLE)
+            raise Failure(message_of(self.plugin_error), EXIT_UNREACHABLE)
         return self.plugin
 
     def need_mpsd(self) -> Snapshot:
         """mpsd's snapshot. Raises Failure (exit 3) where mpsd is not reachable."""
         if self.mpsd is None:
-            raise Failure(self.mpsd_error, EXIT_UNREACHABLE)
+            raise Failure(message_of(self.mpsd_error), EXIT_UNREACHABLE)
         return self.mpsd
 
     def note_down(self) -> None:
         """Says on stderr which process is down."""
         for error in (self.mpsd_error, self.plugin_error):
-            complain(error)
+            complain(message_of(error))
 
 
 def look(config_path: str | None, run_root: str | None) -> Node:
@@ -75,7 +77,7 @@ def look(config_path: str | None, run_root: str | None) -> Node:
 
     root = run_root_of(config_path, run_root)
     snapshot = plugin = None
-    mpsd_error = plugin_error = ""
+    mpsd_error = plugin_error = None
     try:
         snapshot = MpsdClient(mpsd_socket(root)).snapshot()
     except GpufracError as error:
@@ -87,22 +89,24 @@ def look(config_path: str | None, run_root: str | None) -> Node:
     return Node(snapshot, mpsd_error, plugin, plugin_error)
 
 
-def _tested(node: Node, driver: str | None) -> tuple[record.Record | None, str]:
+def _tested(node: Node, driver: str | None) -> tuple[record.Record | None, Reason | None]:
     """The last self-test, and what must be known of it."""
     if node.plugin is None or not node.plugin.state_root:
-        return None, ""
+        return None, None
     try:
         tested = record.load(node.plugin.state_root)
     except GpufracError as error:
-        return None, str(error)
-    return tested, record.alarm(tested, driver)
+        return None, Reason(AttentionCode.SELF_TEST_NOT_READ, str(error))
+    alarm = record.alarm(tested, driver)
+    return tested, Reason(AttentionCode.SELF_TEST_FAILED, alarm) if alarm else None
 
 
-def _unread(name: str, root: str, error: GpufracError) -> str:
+def _unread(name: str, root: str, error: GpufracError) -> Reason:
     """Why one process shows nothing; an answer that makes no sense is mostly another version's."""
     if isinstance(error, NotReachableError):
-        return str(error)
-    return f"cannot use the answer of gpufrac {name} on {root}/{name}.sock: {error}; is it of this command's version?"
+        return Reason(ProcessCode.NOT_REACHABLE, str(error))
+    text = f"cannot use the answer of gpufrac {name} on {root}/{name}.sock: {error}; is it of this command's version?"
+    return Reason(ProcessCode.NOT_UNDERSTOOD, text)
 
 
 @click.command(epilog="Example: gpufrac status")
@@ -121,27 +125,32 @@ def status(config_path: str | None, run_root: str | None, output: str) -> None:
     if output == "json":
         print_json(
             {
-                "mpsd": {"up": node.mpsd is not None, "error": node.mpsd_error, "snapshot": node.mpsd},
-                "plugin": {"up": node.plugin is not None, "error": node.plugin_error, "status": node.plugin},
+                "mpsd": {"up": node.mpsd is not None, **_two_fields(node.mpsd_error), "snapshot": node.mpsd},
+                "plugin": {"up": node.plugin is not None, **_two_fields(node.plugin_error), "status": node.plugin},
                 "selftest": record.document(tested) if tested else None,
-                "attention": lines,
+                "attention": [line.message for line in lines],
+                "attentionCodes": [line.code for line in lines],
             }
         )
         return
     for name, value in overview(node):
         say(f"{name + ':':13} {value}")
     if node.plugin:
-        unknown = failed if tested is None else ""
+        unknown = message_of(failed) if tested is None else ""
         say(f"{'selftest:':13} {unknown or record.line(tested, driver, version('gpufrac'))}")
     say()
     if lines:
         say(f"Needs attention ({len(lines)}):")
-        for line in lines:
-            say(f"  ! {shortened(line)}")
+        for reason in lines:
+            say(f"  ! {shortened(reason.message)}")
     else:
         say("Nothing needs attention.")
     for line in (*eviction_lines(node.mpsd), *log_lines(node.mpsd)):
         say(line)
+
+
+def _two_fields(error: Reason | None) -> dict[str, str]:
+    return {"error": message_of(error), "errorCode": code_of(error)}
 
 
 def overview(node: Node) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ class KubeletCode(Code):
     )
     NOT_REGISTERED = (
         "NotRegistered",
-        "The kubelet did not take the registration of the resource.",
+        "The kubelet did not take the registration of the resource, or was not asked yet.",
         "Read the message and the kubelet's log; it is tried again.",
     )
     PODS_NOT_SHOWN = (

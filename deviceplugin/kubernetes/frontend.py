@@ -116,17 +116,21 @@ class _Parts:
 
     def state(self, config: KubernetesConfig) -> KubernetesState:
         from deviceplugin.kubernetes.errors import AccessError
+        from deviceplugin.kubernetes.reasons import KubernetesCode
 
         try:
             node = self._name()
         except AccessError:
             node = config.node_name
         errors = dict.fromkeys(filter(None, (part.error for part in self._all())))
+        away = self._health.error
+        refused = KubernetesCode.REFUSES if errors else ""
         return KubernetesState(
             access=config.access,
             node=node,
             connected=self._health.connected,
-            error=self._health.error or "; ".join(errors),
+            error=away or "; ".join(errors),
+            error_code=KubernetesCode.AWAY if away else refused,
             last_heartbeat_at=self.node.last_heartbeat_at if self.node is not None else None,
             pods=len(self.pods),
             events_sent=self.events.sent,

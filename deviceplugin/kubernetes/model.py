@@ -34,6 +34,7 @@ class KubernetesState(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
     connected: bool | None = None
     error: str = ""
+    error_code: str = ""
     last_heartbeat_at: float | None = None
     pods: int = 0
     events_sent: int = 0

@@ -22,11 +22,13 @@ from deviceplugin.nri import mux
 from deviceplugin.nri.dialogue import NRI_VERSION, RUNTIME_SERVICE, Dialogue, perform
 from deviceplugin.nri.link import CallError, Link, LinkError, PendingCall
 from deviceplugin.nri.model import Handler, Runtime
+from deviceplugin.nri.reasons import NriCode
 from deviceplugin.nri.requests import Entry, RequestQueue
 from deviceplugin.nri.ttrpc import Answer
 from mpsd.common.errors import ConfigError, ProtocolError
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import Backoff
+from mpsd.common.reason import Reason
 from mpsd.common.socketfile import SocketFile
 from mpsd.common.socketpath import MAX_SOCKET_PATH_BYTES
 from mpsd.common.threads import GuardedThread, Mishaps
@@ -49,6 +51,8 @@ STUCK_LOG_S: Final = 60.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_.+-]+")
 _INDEX: Final = re.compile(r"[0-9]{2}")
 
+STARTING: Final = Reason(NriCode.STARTING, "starting")
+
 log = get_logger("nri")
 
 
@@ -64,7 +68,7 @@ class NriState(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool = False
     synchronized: bool = False
     runtime: Runtime | None = None
-    error: str = ""
+    error: Reason | None = None
     since_unix_s: float = 0.0
     registrations: int = 0
     answer_s: float = ANSWER_S
@@ -102,7 +106,7 @@ class NriSession:
         self._queue = RequestQueue()
         self._links = 0
         self._link: Link | None = None
-        self._state = NriState(error="starting", since_unix_s=time.time(), answer_s=answer_s)
+        self._state = NriState(error=STARTING, since_unix_s=time.time(), answer_s=answer_s)
         self._stuck_logged_s = float("-inf")
         self._thread = GuardedThread(self._run, "nri")
         self._worker = GuardedThread(self._work, "nri-worker")
@@ -149,7 +153,7 @@ class NriSession:
                 self._one_link(socket_number)
             except Exception as error:  # noqa: BLE001 - it is logged
                 mishaps.note(error)
-                self._note_disconnected(f"{type(error).__name__}: {error}")
+                self._note_disconnected(Reason(NriCode.ENDED, f"{type(error).__name__}: {error}"))
             if self._monotonic() - begun_s >= STEADY_S:
                 backoff.reset()
             # Also after a success: a runtime that takes us and drops us again must not be asked in a tight loop.
@@ -176,7 +180,7 @@ class NriSession:
             connection.connect(self._path)
         except OSError as error:
             connection.close()
-            self._note_disconnected(_unreachable(self._path, error))
+            self._note_disconnected(Reason(NriCode.NOT_REACHABLE, _unreachable(self._path, error)))
             return
         link = Link(connection, serves=mux.PLUGIN_SERVICE, calls=mux.RUNTIME_SERVICE)
         with self._changed:
@@ -196,7 +200,7 @@ class NriSession:
             with self._changed:
                 self._link = None
                 self._queue.drop(self._links, reason, self._answer_s)
-                self._note_disconnected(reason)
+                self._note_disconnected(Reason(NriCode.ENDED, reason))
                 self._changed.notify_all()
             link.release()
 
@@ -265,7 +269,7 @@ class NriSession:
                 connected=True,
                 synchronized=dialogue.synchronized,
                 runtime=runtime,
-                error="",
+                error=None,
                 since_unix_s=before.since_unix_s if before.connected else time.time(),
                 registrations=before.registrations + (not before.connected),
                 answer_s=dialogue.budget_s,
@@ -278,7 +282,7 @@ class NriSession:
                 request_timeout_s=runtime.request_timeout_s,
             )
 
-    def _note_disconnected(self, error: str) -> None:
+    def _note_disconnected(self, error: Reason) -> None:
         with self._changed:
             before = self._state
             self._state = msgspec.structs.replace(
@@ -290,7 +294,7 @@ class NriSession:
                 since_unix_s=time.time() if before.connected else before.since_unix_s,
             )
         if not self._stop.is_set() and (before.connected or before.error != error):
-            log.warning("no container runtime over NRI", socket=self._path, error=error)
+            log.warning("no container runtime over NRI", socket=self._path, code=error.code, error=error.message)
 
     # The worker.
 

@@ -30,7 +30,7 @@ class SpecFiles(Protocol):
     def apply(self, desired: Mapping[str, Spec]) -> Applied: ...
     def is_off(self) -> bool: ...
     @property
-    def objections(self) -> tuple[str, ...]: ...
+    def objections(self) -> tuple[Reason, ...]: ...
 
 
 class PermissionFiles:
@@ -50,7 +50,7 @@ class PermissionFiles:
         """Whether files tell the toolkit's hook a limit at every level."""
         self.written: frozenset[str] = frozenset()
         self.error: Reason | None = None
-        self.objections: tuple[str, ...] = ()
+        self.objections: tuple[Reason, ...] = ()
 
     def wait(self, key: str, timeout_s: float) -> Grant | None:
         """Waits for the file of a live allocation as it is planned now; what it says, None after the time."""
@@ -127,9 +127,9 @@ class PermissionFiles:
             log.error("CDI files do not match what is permitted", error=text)
         self.error = error
         objections = self._specs.objections
-        for text in objections:
-            if text not in self.objections:
-                log.error("CDI devices of ours are not ours alone", reason=text)
+        for objection in objections:
+            if objection not in self.objections:
+                log.error("CDI devices of ours are not ours alone", code=objection.code, reason=objection.message)
         self.objections = objections
 
     def _live(self, grants: Mapping[str, Grant]) -> dict[str, Grant]:

@@ -19,6 +19,7 @@ from deviceplugin.grants.broker import Broker
 from deviceplugin.plan import render
 from deviceplugin.plan.model import newer
 from deviceplugin.plan.reasons import OfferCode
+from deviceplugin.reconcile.reasons import DevicesCode
 from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason
 from mpsd.config.model import GpuDevices
@@ -35,11 +36,12 @@ RUNTIME = ""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """`kind` is empty for NVIDIA_VISIBLE_DEVICES. `trouble`: GPU -> why it can't be given to a container now. `hooked`:
-    the kinds that set memory limits on every GPU, the empty one among them where the nvidia runtime does."""
+    """`kind` is empty for NVIDIA_VISIBLE_DEVICES; `reason` says why it is that, or not enough. `trouble`: GPU -> why it
+    can't be given to a container now. `hooked`: the kinds that set memory limits on every GPU, the empty one among them
+    where the nvidia runtime does."""
 
     kind: str
-    reason: str = ""
+    reason: Reason | None = None
     hooked: frozenset[str] = frozenset()
     trouble: dict[str, Reason] = msgspec.field(default_factory=dict)
 
@@ -62,25 +64,23 @@ def choose(
     """
     if not uuids:
         kind = "" if setting is GpuDevices.ENVVAR else before.kind
-        return Choice(kind, "no GPU is known yet", before.hooked)
+        return Choice(kind, Reason(DevicesCode.NO_GPU_KNOWN, "no GPU is known yet"), before.hooked)
     found = find_gpu_kind(registry, uuids, prefer_hooked=hard)
     # A toolkit that writes the hook into a spec has it in its runtime, too.
     hooks = bool(found.hooked) or bool(toolkit) or (toolkit is None and not found.kind and RUNTIME in before.hooked)
     hooked = found.hooked | {RUNTIME} if hooks else found.hooked
     if setting is GpuDevices.ENVVAR:
-        return Choice(RUNTIME, "as configured: the nvidia runtime makes devices from NVIDIA_VISIBLE_DEVICES", hooked)
+        text = "as configured: the nvidia runtime makes devices from NVIDIA_VISIBLE_DEVICES"
+        return Choice(RUNTIME, Reason(DevicesCode.CONFIGURED, text), hooked)
     if found.kind:
         return Choice(found.kind, hooked=hooked)
     why = "; ".join(dict.fromkeys(found.reasons.values()))
     if setting is GpuDevices.AUTO and not before.kind:
-        return Choice(
-            RUNTIME,
-            f"no CDI kind names every GPU, so the nvidia runtime must make them from NVIDIA_VISIBLE_DEVICES: {why}",
-            hooked,
-        )
+        text = f"no CDI kind names every GPU, so the nvidia runtime must make them from NVIDIA_VISIBLE_DEVICES: {why}"
+        return Choice(RUNTIME, Reason(DevicesCode.NO_KIND, text), hooked)
     # What its specs will carry when they are back is what they carried before.
     trouble = {uuid: Reason(OfferCode.NO_CDI_DEVICE, reason) for uuid, reason in found.reasons.items()}
-    return Choice(before.kind or GPU_KINDS[0], why, before.hooked, trouble)
+    return Choice(before.kind or GPU_KINDS[0], Reason(DevicesCode.KIND_INCOMPLETE, why), before.hooked, trouble)
 
 
 class DeviceChooser:

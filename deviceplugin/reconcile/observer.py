@@ -10,6 +10,7 @@ from deviceplugin.grants.holders.model import Shares
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.places import KubeletPlaces, pod_exists
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
+from deviceplugin.kubelet.reasons import KubeletCode
 from deviceplugin.reconcile.adoption import Adoption
 from deviceplugin.reconcile.firstlook import FirstLook
 from deviceplugin.reconcile.foreign import InitHolders, foreign_holders, reservations
@@ -20,6 +21,7 @@ from mpsd.common.reason import Reason
 log = get_logger("plugin")
 
 NAMING_S = 0.5
+NOT_ASKED = Reason(KubeletCode.NOT_ASKED_YET, "not asked yet")
 
 
 class Kubelet(Protocol):
@@ -38,7 +40,7 @@ class KubeletSocket(Protocol):
 
 class Observer:
     """One look at a time, whoever asks. `containers` are those that the kubelet showed last: all but plain init
-    containers. The errors are empty where kubelet and checkpoint tell."""
+    containers. The errors are None where kubelet and checkpoint tell."""
 
     def __init__(
         self,
@@ -64,8 +66,8 @@ class Observer:
         self.containers: Containers = {}
         self.stale: frozenset[Shares] = frozenset()
         """Shares that the kubelet's checkpoint holds for pods that are gone, and nobody else does."""
-        self.kubelet_error = "not asked yet"
-        self.checkpoint_error = ""
+        self.kubelet_error: Reason | None = NOT_ASKED
+        self.checkpoint_error: Reason | None = None
 
     def observe(self, newer_than_s: float = 0.0) -> bool:
         """Looks at the kubelet once. False when it does not answer: then nothing is concluded.
@@ -81,11 +83,11 @@ class Observer:
             try:
                 containers = self._kubelet.list()
             except PodResourcesError as error:
-                self._note_kubelet(str(error))
+                self._note_kubelet(Reason(KubeletCode.PODS_NOT_SHOWN, str(error)))
                 return False
             if self._notice_kubelet():
                 return False  # whose answer it was can't be told
-            self._note_kubelet("")
+            self._note_kubelet(None)
             entries = self._read_checkpoint()
             seen = observation(containers, entries, self.pod_exists, self._holding_pods())
             self._removed = seen.removed
@@ -135,19 +137,19 @@ class Observer:
         return True
 
     def _read_checkpoint(self) -> list[checkpoint.Entry] | None:
-        self.checkpoint_error = ""
+        self.checkpoint_error = None
         try:
             return checkpoint.read(self._places.device_plugins)
         except checkpoint.CheckpointError as error:
-            self.checkpoint_error = str(error)
+            self.checkpoint_error = Reason(KubeletCode.CHECKPOINT_NOT_READ, str(error))
             return None
 
     def _holding_pods(self) -> set[str]:
         return {uid for uids in self._broker.pods().values() for uid in uids}
 
-    def _note_kubelet(self, error: str) -> None:
-        if error != self.kubelet_error and error:
-            log.warning("the kubelet does not show its pods", error=error)
+    def _note_kubelet(self, error: Reason | None) -> None:
+        if error is not None and error != self.kubelet_error:
+            log.warning("the kubelet does not show its pods", code=error.code, error=error.message)
         self.kubelet_error = error
 
     def _note_foreign(self, foreign: dict[str, Reason]) -> None:

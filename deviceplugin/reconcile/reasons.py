@@ -1,4 +1,4 @@
-"""Codes of what reconciling finds: limits that are not in force, and allocations that can't be let go."""
+"""Codes of what reconciling finds: limits that are not in force, allocations that can't be let go, CDI files."""
 
 from mpsd.common.reason import Code
 
@@ -17,11 +17,6 @@ class HeldCode(Code):
         "The container holds two of our resources, and only one limit takes effect.",
         "Ask for one resource per container.",
     )
-    STARTED_ALONE = (
-        "StartedAlone",
-        "The container was started while gpufrac was not there, and runs without its limit.",
-        "Delete the pod, so that it is made again with its limit, or set `annotations.whenAway: stop`.",
-    )
     LIMIT_NOT_IN_FORCE = (
         "LimitNotInForce",
         "The memory limit of its cgroup read back as another than was set.",
@@ -36,6 +31,11 @@ class HeldCode(Code):
         "GuaranteeNotGranted",
         "Its cgroup had memory guaranteed that was not granted to it.",
         "Take NVIDIA_GPU_MEMORY_REQUEST out of its pod and image.",
+    )
+    OVER_LIMIT = (
+        "OverLimit",
+        "Its processes together use more than its limit, which nothing holds them to as a whole.",
+        "Give it a larger share, or end it; use hard limits.",
     )
 
 
@@ -68,4 +68,36 @@ class FileCode(Code):
         "CdiFilesNotAsPermitted",
         "CDI files can't be written or removed, so that containers wait or may start too early.",
         "See that the CDI directory is writable and has space.",
+    )
+    DEFINED_ELSEWHERE = (
+        "DeviceDefinedElsewhere",
+        "A CDI file of somebody else defines devices of ours.",
+        "Move away the file that the message names.",
+    )
+    COPY_STAYS = (
+        "CopyStays",
+        "A copy of one of our CDI files is in our directory and can't be set aside.",
+        "Move away the file that the message names.",
+    )
+    OTHERS_NOT_READ = (
+        "OtherFilesNotRead",
+        "A CDI directory can't be read, so whether others define devices of ours is not known.",
+        "Read the message.",
+    )
+
+
+class DevicesCode(Code):
+    """Why containers get their GPU devices as they do, where that is not by the node's CDI specs."""
+
+    NO_GPU_KNOWN = ("NoGpuKnownYet", "mpsd has reported no GPU yet.", "Wait, or see its log.")
+    CONFIGURED = ("AsConfigured", "`cdi.gpuDevices: envvar` wants the nvidia runtime to make them.", "Nothing.")
+    NO_KIND = (
+        "NoCdiKind",
+        "No kind of the node's CDI specs names every GPU, so the nvidia runtime must make them.",
+        "Have CDI specs generated, such as by `nvidia-ctk cdi generate`, if that is not wanted.",
+    )
+    KIND_INCOMPLETE = (
+        "CdiKindIncomplete",
+        "The kind of CDI specs that serves the node does not name every GPU now.",
+        "Have CDI specs generated anew, such as by `nvidia-ctk cdi generate`.",
     )

@@ -10,15 +10,15 @@ from mpsd.common.reason import Reason
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Reasons are None, and texts empty, where there is nothing to say. All maps are by allocation key.
+    """Reasons are None where there is nothing to say. All maps are by allocation key.
 
     `published`: whose CDI file is there. `stale`: shares that the kubelet's checkpoint holds for pods that are gone.
     """
 
-    kubelet_error: str = "not asked yet"
-    checkpoint_error: str = ""
+    kubelet_error: Reason | None = None
+    checkpoint_error: Reason | None = None
     spec_error: Reason | None = None
-    spec_objections: tuple[str, ...] = ()
+    spec_objections: tuple[Reason, ...] = ()
     stale: frozenset[Shares] = frozenset()
     published: frozenset[str] = frozenset()
     unenforced: Mapping[str, Reason] = field(default_factory=dict)

@@ -15,7 +15,9 @@ from cdi.definitions import Definition, Definitions
 from cdi.errors import CdiError, ForeignFileError
 from cdi.model import ContainerEdits, Device, DeviceNode, Spec
 from cdi.writer import Applied, SpecDirectory
+from deviceplugin.reconcile.reasons import FileCode
 from mpsd.common.log import get_logger
+from mpsd.common.reason import Reason
 
 log = get_logger("plugin")
 
@@ -51,21 +53,27 @@ class SpecGuard:
         self._looked_s = float("-inf")
         self._files: dict[str, tuple[str, ...]] = {}
         """Id -> the devices that its file defines, as seen last."""
-        self._stuck: dict[str, str] = {}
+        self._stuck: dict[str, Reason] = {}
         """Device -> a copy in our directory that can't be set aside, and why."""
         self._elsewhere: dict[str, list[Definition]] = {}
         """Device -> the files in other directories that define it."""
 
     @property
-    def objections(self) -> tuple[str, ...]:
+    def objections(self) -> tuple[Reason, ...]:
         """What an operator should do about other definitions, each with its file."""
         paths = {found.path for definitions in self._elsewhere.values() for found in definitions}
         said = [
-            f"CDI file {path} defines devices of ours, which only {self._specs.path} may: move it away, shares may not "
-            "start because of it"
+            Reason(
+                FileCode.DEFINED_ELSEWHERE,
+                f"CDI file {path} defines devices of ours, which only {self._specs.path} may: move it away, shares may "
+                "not start because of it",
+            )
             for path in sorted(paths)
         ]
-        untold = (f"cannot tell whether others define CDI devices of ours: {why}" for why in self._definitions.unread)
+        untold = (
+            Reason(FileCode.OTHERS_NOT_READ, f"cannot tell whether others define CDI devices of ours: {why}")
+            for why in self._definitions.unread
+        )
         return (*said, *dict.fromkeys(self._stuck.values()), *untold)
 
     def put(self, identifier: str, spec: Spec) -> bool:
@@ -119,7 +127,7 @@ class SpecGuard:
             return
         self._looked_s = now_s
         self._files, self._elsewhere = {}, {}
-        stuck: dict[str, str] = {}
+        stuck: dict[str, Reason] = {}
         for found in self._definitions.find():
             name = os.path.basename(found.path)
             identifier = self._specs.identifier_of(name)
@@ -132,19 +140,19 @@ class SpecGuard:
                 stuck |= dict.fromkeys(found.devices, why)
         self._stuck = stuck
 
-    def _set_aside(self, name: str) -> str:
-        """Why it could not be, empty when it was."""
+    def _set_aside(self, name: str) -> Reason | None:
+        """Why it could not be, None when it was."""
         try:
             aside = self._specs.set_aside(name)
         except CdiError as error:
-            return f"{error}: it defines devices of ours and must go, so move it away"
+            return Reason(FileCode.COPY_STAYS, f"{error}: it defines devices of ours and must go, so move it away")
         log.warning(
             "a file that was no file of ours defined CDI devices of ours; it was set aside",
             directory=self._specs.path,
             file=name,
             aside=aside,
         )
-        return ""
+        return None
 
     def _refuse_overridden(self, identifier: str) -> None:
         if path := self._overriding(identifier):

@@ -5,62 +5,82 @@ from collections.abc import Iterable
 from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.grants.clients import is_foreign, pids_text
 from deviceplugin.grants.holders.model import Pods
+from deviceplugin.kubelet.reasons import KubeletCode
 from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.plan.view import daemon_text
-from deviceplugin.status.model import AllocationStatus, PluginStatus
+from deviceplugin.status.model import AllocationStatus, PluginStatus, ResourceStatus
+from deviceplugin.status.reasons import AttentionCode
+from mpsd.common.reason import OlderCode, Reason, reason_of, reasons_of
+from mpsd.localapi.reasons import ConfigCode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, Snapshot
 
-ABANDONED = (
+ABANDONED = Reason(
+    AttentionCode.ANNOTATIONS_DROPPED,
     "described by annotations, and the config has no `annotations` any more: it gets nothing when it is made again: "
-    "put the section back, or delete the pod"
+    "put the section back, or delete the pod",
 )
 REFUSED = "refused the new config file and would not start with it; the one before it stays in force"
 SHOWN = 3
 """How many of those that one cause hits are named."""
 
 
-def attention(snapshot: Snapshot | None, plugin: PluginStatus | None, errors: Iterable[str] = ()) -> list[str]:
-    """All lines, most serious first.
+def attention(
+    snapshot: Snapshot | None, plugin: PluginStatus | None, errors: Iterable[Reason | None] = ()
+) -> list[Reason]:
+    """All lines, most serious first, each with the code of its cause or an `AttentionCode`.
 
     Args:
         errors: why a process does not answer.
     """
-    lines = [*filter(None, errors), *_of_config(snapshot, plugin)]
+    found = [error for error in errors if error is not None] + _of_config(snapshot, plugin)
     if snapshot is not None:
-        lines += _of_mpsd(snapshot, {a.key: a.pod_uids for a in plugin.allocations} if plugin is not None else {})
+        found += _of_mpsd(snapshot, {a.key: a.pod_uids for a in plugin.allocations} if plugin is not None else {})
     if plugin is not None:
-        lines += _of_plugin(plugin, snapshot)
-    return list(dict.fromkeys(lines))
+        found += _of_plugin(plugin, snapshot)
+    once: dict[str, Reason] = {}
+    for reason in found:
+        once.setdefault(reason.message, reason)
+    return list(once.values())
 
 
-def _of_config(snapshot: Snapshot | None, plugin: PluginStatus | None) -> list[str]:
+def _of_config(snapshot: Snapshot | None, plugin: PluginStatus | None) -> list[Reason]:
     """What of the config file is not in force: both processes read it by themselves."""
     both = [(name, process) for name, process in (("mpsd", snapshot), ("the plugin", plugin)) if process is not None]
     refused = _together(
-        ((name, "; ".join(process.config_error.splitlines())) for name, process in both if process.config_error),
+        (
+            (name, Reason(ConfigCode.REFUSED, "; ".join(process.config_error.splitlines())))
+            for name, process in both
+            if process.config_error
+        ),
         f" {REFUSED}: ",
     )
     usable = [(name, process) for name, process in both if not process.config_error]
     restart = ((name, p.config_restart_needed) for name, p in usable if p.config_restart_needed)
-    return refused + [f"config: restart {name} to put in force: {rest}" for name, rest in restart]
+    return refused + [
+        Reason(AttentionCode.CONFIG_NEEDS_RESTART, f"config: restart {name} to put in force: {rest}")
+        for name, rest in restart
+    ]
 
 
-def _of_mpsd(snapshot: Snapshot, pods: Pods) -> list[str]:
-    lines = [snapshot.reason] if snapshot.reason else []
+def _of_mpsd(snapshot: Snapshot, pods: Pods) -> list[Reason]:
+    found = [snapshot.why] if snapshot.why is not None else []
     sick, daemons, foreign = [], [], []
     for gpu in snapshot.gpus:
         name = f"GPU {gpu.info.index}"
         if gpu.health != "ok":
-            sick.append((f"{name} ({gpu.info.uuid})", f"is {gpu.health}: {gpu.reason}"))
+            code = gpu.why.code if gpu.why is not None else OfferCode.GPU_NOT_WELL
+            sick.append((f"{name} ({gpu.info.uuid})", Reason(code, f"is {gpu.health}: {gpu.reason}")))
         daemon = gpu.daemon
         if daemon is not None and _in_trouble(daemon):
             owner = f"group {daemon.name}" if daemon.name not in ("", gpu.info.uuid) else name
-            daemons.append((owner, daemon_text(daemon)))
+            code = daemon.why.code if daemon.why is not None else OfferCode.DAEMON_NOT_READY
+            daemons.append((owner, Reason(code, daemon_text(daemon))))
         if alien := [client for client in gpu.clients if client.allocation_key is None and is_foreign(client, pods)]:
-            foreign.append((name, f"processes without an allocation use it: pid {pids_text(alien)}"))
-    lines += _together(sick, " ") + _together(daemons) + _together(foreign)
-    return lines + list(snapshot.warnings)
+            text = f"processes without an allocation use it: pid {pids_text(alien)}"
+            foreign.append((name, Reason(OfferCode.FOREIGN_PROCESSES, text)))
+    found += _together(sick, " ") + _together(daemons) + _together(foreign)
+    return found + list(snapshot.shortfalls)
 
 
 def _in_trouble(daemon: DaemonStatus) -> bool:
@@ -69,68 +89,108 @@ def _in_trouble(daemon: DaemonStatus) -> bool:
     return daemon.wedged or (daemon.state is not DaemonState.READY and not ended)
 
 
-def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[str]:
-    lines = [plugin.mpsd_error] if plugin.mpsd_error and snapshot is not None else []
-    lines += [error for error in (plugin.kubelet_error, plugin.checkpoint_error, plugin.cdi_error) if error]
-    lines += plugin.cdi_objections
-    if plugin.kubernetes is not None and plugin.kubernetes.error:
-        lines.append(f"Kubernetes API: {plugin.kubernetes.error}")
-    if plugin.metrics is not None:
-        lines.append(plugin.metrics.message)
-    if plugin.annotated is not None:
-        lines += _of_annotated(plugin.annotated)
-    else:
-        left = (_owner(a) for a in plugin.allocations if a.resource == ANNOTATED and a.state != "leaving")
-        lines += _together((who, ABANDONED) for who in left)
-    lines += plugin.problems
-    unregistered, closed = [], []
-    for resource in plugin.resources:
-        if resource.registration != "registered":
-            why = resource.registration_error or resource.registration
-            unregistered.append((resource.name, f"is not registered: {why}"))
-        if resource.listed == 0 and resource.reason:  # closed as a whole; that GPUs are full is no trouble
-            closed.append((resource.name, f"offers nothing: {resource.reason}"))
-    lines += _together(unregistered, " ") + _together(closed, " ")
+def _of_plugin(plugin: PluginStatus, snapshot: Snapshot | None) -> list[Reason]:
+    found = _of_its_place(plugin, mpsd_told=snapshot is None)
+    found += _of_resources(plugin.resources)
     told = {g.info.uuid for g in snapshot.gpus if g.daemon and _in_trouble(g.daemon)} if snapshot else set()
-    of_node = {"", plugin.mpsd_error, *plugin.problems}
-    lines += _together(
-        (f"GPU {gpu.index}", gpu.reason)
+    of_node = {plugin.mpsd_error, *plugin.problems}
+    found += _together(
+        (f"GPU {gpu.index}", gpu.why)
         for gpu in plugin.gpus
-        if gpu.reason not in of_node
+        if gpu.why is not None
+        and gpu.reason not in of_node
         and not gpu.excluded
         and not (gpu.uuid in told and gpu.reason_code == OfferCode.DAEMON_NOT_READY)
     )
-    lines += [
-        f"GPU {uuid}, which is no longer on the node: {text}; if it is not to come back: gpufrac undrain {uuid}"
+    found += [
+        Reason(
+            AttentionCode.DRAINED_GPU_GONE,
+            f"GPU {uuid}, which is no longer on the node: {text}; if it is not to come back: gpufrac undrain {uuid}",
+        )
         for uuid, text in plugin.gone_drained.items()
     ]
+    return found + _of_allocations(plugin)
+
+
+def _of_its_place(plugin: PluginStatus, *, mpsd_told: bool) -> list[Reason]:
+    """What is wrong around the plugin. `mpsd_told`: that mpsd is away is among the errors already."""
+    alone = [
+        None if mpsd_told else reason_of(plugin.mpsd_error, plugin.mpsd_error_code),
+        reason_of(plugin.kubelet_error, plugin.kubelet_error_code),
+        reason_of(plugin.checkpoint_error, plugin.checkpoint_error_code),
+        reason_of(plugin.cdi_error, plugin.cdi_error_code),
+        *reasons_of(plugin.cdi_objections, plugin.cdi_objection_codes),
+    ]
+    if plugin.kubernetes is not None and plugin.kubernetes.error:
+        code = plugin.kubernetes.error_code or OlderCode.UNKNOWN
+        alone.append(Reason(code, f"Kubernetes API: {plugin.kubernetes.error}"))
+    alone.append(plugin.metrics)
+    found = [reason for reason in alone if reason is not None]
+    if plugin.annotated is not None:
+        found += _of_annotated(plugin.annotated)
+    else:
+        left = (_owner(a) for a in plugin.allocations if a.resource == ANNOTATED and a.state != "leaving")
+        found += _together((who, ABANDONED) for who in left)
+    return found + list(reasons_of(plugin.problems, plugin.problem_codes))
+
+
+def _of_resources(resources: Iterable[ResourceStatus]) -> list[Reason]:
+    unregistered, closed = [], []
+    for resource in resources:
+        if resource.registration != "registered":
+            why = reason_of(resource.registration_error, resource.registration_error_code)
+            why = why or Reason(KubeletCode.NOT_REGISTERED, resource.registration)
+            unregistered.append((resource.name, why.reworded(f"is not registered: {why}")))
+        if resource.listed == 0 and resource.why is not None:  # closed as a whole; that GPUs are full is no trouble
+            closed.append((resource.name, resource.why.reworded(f"offers nothing: {resource.reason}")))
+    return _together(unregistered, " ") + _together(closed, " ")
+
+
+def _of_allocations(plugin: PluginStatus) -> list[Reason]:
     # Told with what becomes of them.
     alone = {(u.namespace, u.pod, u.container) for u in plugin.annotated.unenforced} if plugin.annotated else set()
     hit = [
-        (_owner(allocation), f"{allocation.state}: {allocation.reason}")
+        (_owner(allocation), why.reworded(f"{allocation.state}: {why}"))
         for allocation in plugin.allocations
-        if allocation.reason and allocation.state != "leaving" and _container(allocation) not in alone
+        if (why := reason_of(allocation.reason, allocation.reason_code)) is not None
+        and allocation.state != "leaving"
+        and _container(allocation) not in alone
     ]
+    over = ((a, reason_of(a.over_limit, a.over_limit_code)) for a in plugin.allocations)
+    hit += [(_owner(allocation), why) for allocation, why in over if why is not None]
     claimed = [a for a in plugin.allocations if a.claimed_by]
-    hit += [(_owner(a), a.over_limit) for a in plugin.allocations if a.over_limit]
-    return lines + _together(hit) + [f"{a.claimed_by} claims the allocation of {_owner(a, 'pod ')}" for a in claimed]
-
-
-def _of_annotated(annotated: AnnotatedStatus) -> list[str]:
-    """Of annotated pods. One that was refused is tried again, so it may be over by itself."""
-    lines = [] if annotated.runtime else [f"annotated pods are not served: no container runtime: {annotated.error}"]
-    unenforced = [
-        (f"{u.namespace}/{u.pod}/{u.container}", ": ".join(filter(None, (u.reason, u.plan))))
-        for u in annotated.unenforced
+    return _together(hit) + [
+        Reason(AttentionCode.CLAIMED_BY_OTHERS, f"{a.claimed_by} claims the allocation of {_owner(a, 'pod ')}")
+        for a in claimed
     ]
-    refused = [(f"{r.namespace}/{r.pod}/{r.container}", f"is refused: {r.reason}") for r in annotated.refusing]
-    ignored = [(f"pod {i.pod}", i.reason) for i in annotated.ignored]
+
+
+def _of_annotated(annotated: AnnotatedStatus) -> list[Reason]:
+    """Of annotated pods. One that was refused is tried again, so it may be over by itself."""
+    found = []
+    if not annotated.runtime:
+        text = f"annotated pods are not served: no container runtime: {annotated.error}"
+        found.append(Reason(annotated.error_code or OlderCode.UNKNOWN, text))
     if annotated.uncompared:
-        lines.append(
+        text = (
             "annotated containers of which the container runtime told nothing can't be found: "
             f"{annotated.uncompared}: look at `annotations.criSocket`"
         )
-    return lines + _together(unenforced) + _together(refused, " ") + _together(ignored)
+        found.append(Reason(annotated.uncompared_code or OlderCode.UNKNOWN, text))
+    unenforced = [
+        (f"{u.namespace}/{u.pod}/{u.container}", why.reworded(": ".join(filter(None, (u.reason, u.plan)))))
+        for u in annotated.unenforced
+        if (why := reason_of(u.reason, u.reason_code)) is not None
+    ]
+    refused = [
+        (f"{r.namespace}/{r.pod}/{r.container}", why.reworded(f"is refused: {why}"))
+        for r in annotated.refusing
+        if (why := reason_of(r.reason, r.reason_code)) is not None
+    ]
+    ignored = [
+        (f"pod {i.pod}", why) for i in annotated.ignored if (why := reason_of(i.reason, i.reason_code)) is not None
+    ]
+    return found + _together(unenforced) + _together(refused, " ") + _together(ignored)
 
 
 def _container(allocation: AllocationStatus) -> tuple[str, str, str]:
@@ -141,14 +201,14 @@ def _owner(allocation: AllocationStatus, kind: str = "") -> str:
     return f"{kind}{'/'.join(_container(allocation))}" if allocation.pod else allocation.key
 
 
-def _together(hit: Iterable[tuple[str, str]], joint: str = ": ") -> list[str]:
+def _together(hit: Iterable[tuple[str, Reason]], joint: str = ": ") -> list[Reason]:
     """(who, what) pairs as lines: those with the same what share one."""
-    by_what: dict[str, dict[str, None]] = {}
+    by_what: dict[Reason, dict[str, None]] = {}
     for who, what in hit:
         by_what.setdefault(what, {})[who] = None
     lines = []
     for what, everyone in by_what.items():
         named = list(everyone)
         more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-        lines.append(f"{', '.join(named[:SHOWN])}{more}{joint}{what}")
+        lines.append(what.reworded(f"{', '.join(named[:SHOWN])}{more}{joint}{what}"))
     return lines

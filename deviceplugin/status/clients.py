@@ -7,6 +7,7 @@ import msgspec
 from deviceplugin.grants.clients import is_foreign, is_of
 from deviceplugin.status.model import AllocationStatus
 from mpsd.common.errors import ConfigError, GpufracError
+from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.localapi.snapshot import GpuClient, GpuClients, GpuStatus
 
 RENAME = "camel"
@@ -39,6 +40,7 @@ class GpuClientsStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     group: str
     clients: tuple[ClientStatus, ...]
     outdated: str = ""
+    outdated_code: str = ""
     known_unix_s: float | None = None
 
 
@@ -59,7 +61,7 @@ def clients(
     allocations: Iterable[AllocationStatus],
     looked_up: Mapping[str, GpuClients] | None = None,
     *,
-    outdated: str = "",
+    outdated: Reason | None = None,
     known_unix_s: float | None = None,
 ) -> list[GpuClientsStatus]:
     """All GPUs by index, each with its processes by PID, named by the pods they are of.
@@ -67,12 +69,13 @@ def clients(
     Args:
         gpus: as mpsd showed them last.
         looked_up: GPU -> its processes now; those shown last stand in where there is none, or an error.
-        outdated: why what was shown last may not be so now, empty when it is; `known_unix_s`: when it was.
+        outdated: why what was shown last may not be so now, None when it is; `known_unix_s`: when it was.
     """
     owners = _Owners(allocations)
     rows = []
     for gpu in sorted(gpus, key=lambda gpu: gpu.info.index):
         answer = (looked_up or {}).get(gpu.info.uuid)
+        why = answer.why if answer is not None else outdated
         known = gpu.clients if answer is None or answer.error else answer.clients
         group = gpu.group if gpu.group != gpu.info.uuid else ""
         named = tuple(owners.named(client) for client in sorted(known, key=lambda client: client.pid))
@@ -82,7 +85,8 @@ def clients(
                 index=gpu.info.index,
                 group=group,
                 clients=named,
-                outdated=answer.error if answer is not None else outdated,
+                outdated=message_of(why),
+                outdated_code=code_of(why),
                 known_unix_s=known_unix_s if answer is None else None,
             )
         )

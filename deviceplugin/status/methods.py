@@ -9,7 +9,6 @@ from deviceplugin.grants.drains import Drain
 from deviceplugin.status.clients import clients, targets
 from deviceplugin.status.model import PluginStatus
 from mpsd.common.log import get_logger
-from mpsd.common.reason import message_of
 from mpsd.localapi.methods import Method, operating, reading, shaped
 
 log = get_logger("plugin")
@@ -25,7 +24,7 @@ def methods(broker: Broker, status: Callable[[], PluginStatus]) -> dict[str, Met
     def show_clients(params: Mapping[str, object]) -> object:
         shown = status().allocations
         node = broker.node
-        return clients(node.gpus, shown, outdated=message_of(node.absence), known_unix_s=node.heard_unix_s)
+        return clients(node.gpus, shown, outdated=node.absence, known_unix_s=node.heard_unix_s)
 
     def show_targets(params: Mapping[str, object]) -> object:
         asked = shaped(params, _Pod)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from deviceplugin.status.reasons import MetricsCode
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import Backoff
 from mpsd.common.reason import Reason
@@ -269,12 +270,15 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 def _problem(address: str, error: OSError) -> Reason:
     if isinstance(error, socket.gaierror):
-        code, advice = "AddressUnknown", "name an address of this node in metrics.address"
+        code, advice = MetricsCode.ADDRESS_UNKNOWN, "name an address of this node in metrics.address"
     elif error.errno == errno.EADDRINUSE:
-        code, advice = "AddressInUse", "another process listens there: end it, or set another metrics.address"
+        code, advice = (
+            MetricsCode.ADDRESS_IN_USE,
+            "another process listens there: end it, or set another metrics.address",
+        )
     elif error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-        code, advice = "AddressNotHere", "this node has no such address: set another metrics.address"
+        code, advice = MetricsCode.ADDRESS_NOT_HERE, "this node has no such address: set another metrics.address"
     else:
-        code, advice = "CannotListen", "see metrics.address"
+        code, advice = MetricsCode.CANNOT_LISTEN, "see metrics.address"
     text = error.strerror or str(error)
     return Reason(code=code, message=f"metrics are not served on {address}: {text}: {advice}; it is tried again")

@@ -42,7 +42,9 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     used_bytes: int | None = None
     burst: str = ""
     reduced: str = ""
+    reduced_code: str = ""
     over_limit: str = ""
+    over_limit_code: str = ""
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -138,5 +140,12 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     annotated: AnnotatedStatus | None = None
     kubernetes: KubernetesState | None = None
     cdi_objections: tuple[str, ...] = ()
+    kubelet_error_code: str = ""
+    checkpoint_error_code: str = ""
+    config_error_code: str = ""
+    gpu_devices_reason_code: str = ""
+    hard_limits_code: str = ""
+    problem_codes: tuple[str, ...] = ()
+    cdi_objection_codes: tuple[str, ...] = ()
     metrics: Reason | None = None
     """Why no metrics are served, None while they are, or are off."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubernetes.frontend import OFF
+from deviceplugin.status.reasons import ProcessCode
+from mpsd.common.reason import Reason
 from mpsd.config.model import NodeConfig
 from mpsd.host.checks import environment_objection
 from mpsd.host.survival import INITIAL_PID
@@ -15,15 +17,17 @@ from mpsd.host.survival import INITIAL_PID
 BLIND = "whether they run with their limits can't be told"
 
 
-def lacks(config: NodeConfig, *, environ: Mapping[str, str] = os.environ, proc: str = "/proc") -> tuple[str, ...]:
+def lacks(config: NodeConfig, *, environ: Mapping[str, str] = os.environ, proc: str = "/proc") -> tuple[Reason, ...]:
     """Each piece that is missing: what can't be done, why, and what to give."""
     if config.backend == "simulated":
         return ()  # its containers are our own user's processes
-    found = [
-        sees_no_containers(proc) or environment_objection("the plugin", BLIND, proc),
-        *no_host_paths(config, environ),
-    ]
-    return tuple(filter(None, (*found, no_node_name(config, environ))))
+    blind = sees_no_containers(proc) or environment_objection("the plugin", BLIND, proc)
+    nameless = no_node_name(config, environ)
+    return (
+        *((Reason(ProcessCode.PROCESSES_NOT_SEEN, blind),) if blind else ()),
+        *(Reason(ProcessCode.NOT_THE_HOSTS, text) for text in no_host_paths(config, environ)),
+        *((Reason(ProcessCode.NODE_NAME_NOT_GIVEN, nameless),) if nameless else ()),
+    )
 
 
 def sees_no_containers(proc: str = "/proc") -> str:

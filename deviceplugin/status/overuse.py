@@ -12,7 +12,9 @@ import msgspec
 from deviceplugin.grants.clients import is_of, pids_text
 from deviceplugin.grants.holders.model import Pods
 from deviceplugin.plan.model import Allocation
+from deviceplugin.reconcile.reasons import HeldCode
 from mpsd.common.quantity import format_bytes
+from mpsd.common.reason import Reason
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import MIB
 from mpsd.localapi.snapshot import GpuClient, GpuStatus
@@ -49,23 +51,24 @@ def _own(allocation: Allocation, clients: Iterable[GpuClient], pods: Pods) -> tu
     return tuple(c for c in mine if c.allocation_key == allocation.key or alone(c.pod_uid))
 
 
-def over_limit(use: Use | None, limit_bytes: int, level: Enforcement) -> str:
-    """That and how far processes are beyond their container's limit, and what to do; empty where they are not, as far
+def over_limit(use: Use | None, limit_bytes: int, level: Enforcement) -> Reason | None:
+    """That and how far processes are beyond their container's limit, and what to do; None where they are not, as far
     as is known.
 
     Args:
         level: what holds for the container now. A hard limit is the kernel's to hold.
     """
     if use is None or level is Enforcement.HARD or use.used_bytes <= limit_bytes:
-        return ""
+        return None
     used = f"{'' if use.complete else 'at least '}{format_bytes(-(-use.used_bytes // MIB) * MIB)}"
     several = len(use.clients) > 1
-    return (
+    return Reason(
+        HeldCode.OVER_LIMIT,
         f"{'its processes' if several else 'its process'} (pid {pids_text(use.clients)}) "
         f"{'have' if several else 'has'} "
         f"{used} on GPU {use.gpu_index}{' together' if several else ''}, beyond its limit of "
         f"{format_bytes(limit_bytes)}: {_NOT_HELD[level]}; neighbours may not get what was granted to them: "
-        "give it a larger share, or end it"
+        "give it a larger share, or end it",
     )
 
 

@@ -1,9 +1,10 @@
 """How what the plugin shows (model.py) is made from the broker's picture and what reconciling found (pure)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from deviceplugin.annotated.absence import STARTED_ALONE
+from deviceplugin.annotated.reasons import ServingCode
 from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.grants.clients import claims, pids_text
 from deviceplugin.grants.holders.model import Holder, Shares
@@ -16,7 +17,6 @@ from deviceplugin.plan.reasons import OfferCode, StartCode
 from deviceplugin.plan.start import loosened
 from deviceplugin.plan.view import FOR_ANNOTATED
 from deviceplugin.reconcile.hardlimits import LimitState
-from deviceplugin.reconcile.reasons import HeldCode
 from deviceplugin.reconcile.report import Report
 from deviceplugin.status.model import AllocationStatus, GpuAccount, PluginStatus, ResourceStatus
 from deviceplugin.status.overuse import over_limit, use_of
@@ -26,7 +26,6 @@ from mpsd.config.model import Enforcement
 from mpsd.localapi.snapshot import GpuClient
 from mpsd.shares.groups import group_of
 
-ALONE = Reason(HeldCode.STARTED_ALONE, STARTED_ALONE)
 POD_GONE = Reason(StartCode.RELEASED, "its pod is gone; it is released after a short grace")
 JUST_GRANTED = Reason(StartCode.FILE_NOT_WRITTEN, "just granted")
 CANNOT_START = "its container can't (re)start now, one that runs goes on"
@@ -66,7 +65,7 @@ def allocation_status(
         state = "leaving"
         reason: Reason | None = report.release_blocked.get(allocation.key, POD_GONE)
     elif allocation.key in report.published:
-        unenforced = unenforced or loosened(allocation, gpus) or (ALONE if allocation.runs_unenforced else None)
+        unenforced = unenforced or loosened(allocation, gpus) or (STARTED_ALONE if allocation.runs_unenforced else None)
         reason = unenforced or lowered or limits.unknown or limits.trouble or doubt
         state = "attached"
     else:
@@ -76,6 +75,7 @@ def allocation_status(
         found = joined((limits.trouble or limits.unknown, unenforced, None if unenforced else doubt))
         reason = reason if found is None else reason.reworded(f"{found}; {reason}")
     level = Enforcement.NONE if unenforced else enforcement
+    over, reduced = over_limit(use, allocation.limit_bytes, level), shortfall(allocation)
     return AllocationStatus(
         key=allocation.key,
         resource=allocation.resource,
@@ -99,8 +99,10 @@ def allocation_status(
         adopted=allocation.adopted,
         granted_enforcement=allocation.enforcement,
         used_bytes=use.used_bytes if limits.used_bytes is None and use and use.complete else limits.used_bytes,
-        reduced=shortfall(allocation),
-        over_limit=over_limit(use, allocation.limit_bytes, level),
+        reduced=reduced,
+        reduced_code=ServingCode.LESS_THAN_ASKED if reduced else "",
+        over_limit=message_of(over),
+        over_limit_code=code_of(over),
         burst=burst(allocation, limits.used_bytes, in_force=enforcement is Enforcement.HARD),
     )
 
@@ -274,10 +276,10 @@ def plugin_status(
     *,
     pid: int,
     started_unix_s: float,
-    config_error: str,
+    config_error: Reason | None,
     config_restart_needed: str,
-    gpu_devices_reason: str,
-    problems: Iterable[str],
+    gpu_devices_reason: Reason | None,
+    problems: Sequence[Reason],
     state_root: str = "",
     runtime: str = "",
     annotated: AnnotatedStatus | None = None,
@@ -292,16 +294,22 @@ def plugin_status(
         started_unix_s=started_unix_s,
         mpsd_error=message_of(inspection.node.absence),
         mpsd_error_code=code_of(inspection.node.absence),
-        kubelet_error=report.kubelet_error,
-        checkpoint_error=report.checkpoint_error,
+        kubelet_error=message_of(report.kubelet_error),
+        kubelet_error_code=code_of(report.kubelet_error),
+        checkpoint_error=message_of(report.checkpoint_error),
+        checkpoint_error_code=code_of(report.checkpoint_error),
         cdi_error=message_of(report.spec_error),
         cdi_error_code=code_of(report.spec_error),
-        cdi_objections=report.spec_objections,
-        config_error=config_error,
+        cdi_objections=tuple(objection.message for objection in report.spec_objections),
+        cdi_objection_codes=tuple(objection.code for objection in report.spec_objections),
+        config_error=message_of(config_error),
+        config_error_code=code_of(config_error),
         config_restart_needed=config_restart_needed,
         gpu_devices=f"cdi ({inspection.node.hard.kind})" if inspection.node.hard.kind else "envvar",
-        gpu_devices_reason=gpu_devices_reason,
-        problems=tuple(problems),
+        gpu_devices_reason=message_of(gpu_devices_reason),
+        gpu_devices_reason_code=code_of(gpu_devices_reason),
+        problems=tuple(problem.message for problem in problems),
+        problem_codes=tuple(problem.code for problem in problems),
         gpus=gpu_accounts(inspection),
         gone_drained={uuid: drain.text for uuid, drain in inspection.drained.items() if uuid not in gpus},
         resources=resource_statuses(inspection, sessions, report.stale),
@@ -309,6 +317,7 @@ def plugin_status(
         hard_limits=f"no: {why}"
         if why
         else f"yes ({inspection.node.hard.limits.backend}, set by {inspection.node.hard.kind or 'the nvidia runtime'})",
+        hard_limits_code=code_of(why),
         limit_drifts=report.limit_drifts,
         state_root=state_root,
         runtime=runtime,

@@ -81,7 +81,7 @@ def node(short_tmp: Path) -> Iterator[Node]:
 def plans(status: PluginStatus) -> dict[str, str]:
     """Pod -> what becomes of its container that runs unenforced."""
     assert status.annotated is not None
-    assert {one.reason for one in status.annotated.unenforced} <= {STARTED_ALONE}
+    assert {one.reason for one in status.annotated.unenforced} <= {STARTED_ALONE.message}
     return {one.pod: one.plan for one in status.annotated.unenforced}
 
 

@@ -11,9 +11,8 @@ from msgspec import structs
 
 from deviceplugin.grants.ledger import PROBE_BYTES, Ledger, LedgerError
 from deviceplugin.plan.ids import device_id
-from deviceplugin.status.attention import attention
 from mpsd.common.reason import message_of
-from tests.builders import allocation, uuid
+from tests.builders import allocation, told, uuid
 from tests.world import World
 
 NAME = "gpufrac.dev/a"
@@ -77,7 +76,7 @@ def test_a_full_disk_refuses_one_pod_and_offers_nothing_until_records_fit(
     (line,) = [r for r in caplog.records if "can't be recorded" in r.getMessage()]
     assert line.levelname == "ERROR"
     picture = structs.replace(world.picture(), problems=(message_of(world.broker.ledger_error),))
-    assert any("No space left on device" in said for said in attention(None, picture))
+    assert any("No space left on device" in said for said in told(None, picture))
     room(None)
     world.keeper.note_ledger()
     assert free(world) == before

@@ -4,12 +4,17 @@ import ast
 import re
 from collections.abc import Iterator, Set
 from pathlib import Path
+from typing import get_args, get_type_hints
 
+import msgspec
 import pytest
 
 from deviceplugin.plan.reasons import FINAL, EnforcementCode, OfferCode, RefusalCode
+from deviceplugin.status.clients import GpuClientsStatus
+from deviceplugin.status.model import PluginStatus
 from hack.reasons_doc import subjects
-from mpsd.common.reason import Code
+from mpsd.common.reason import Code, Reason
+from mpsd.localapi.snapshot import GpuClients, LimitReading, Snapshot, Termination
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mpsd", "deviceplugin")
@@ -149,3 +154,44 @@ def test_a_code_says_by_itself_whether_waiting_helps() -> None:
     """Codes of several subjects meet in one map by their text."""
     others = {str(code) for subject in subjects() for code in subject if code not in FINAL}
     assert not {str(code) for code in FINAL} & others
+
+
+def shown_structs() -> list[type[msgspec.Struct]]:
+    """All values that the local APIs and JSON output are made of."""
+    found: list[type[msgspec.Struct]] = []
+    waiting: list[object] = [Snapshot, PluginStatus, GpuClientsStatus, GpuClients, LimitReading, Termination]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+            if one not in found and one is not Reason:
+                found.append(one)
+                waiting += get_type_hints(one).values()
+        else:
+            waiting += get_args(one)
+    return found
+
+
+@pytest.mark.parametrize("struct", shown_structs(), ids=lambda struct: struct.__name__)
+def test_a_message_has_its_code_beside_it(struct: type[msgspec.Struct]) -> None:
+    fields = get_type_hints(struct)
+    texts = {name for name, kind in fields.items() if kind is str}
+    said = {name for name in texts if name.endswith(("reason", "error", "message", "objection", *SAID))}
+    plural = {name for name in fields if name.endswith(("reasons", "objections", "problems", "warnings", "missing"))}
+    codes = {f"{name.removesuffix('_message')}_code" for name in said}
+    codes |= {f"{name.removesuffix('s')}_codes" for name in plural}
+    assert codes <= fields.keys()
+
+
+SAID = (
+    "not_shared",
+    "unheld",
+    "not_hard",
+    "kept",
+    "reduced",
+    "over_limit",
+    "outdated",
+    "unguarded",
+    "uncompared",
+    "hard_limits",
+)
+"""Names of messages that are named for what they say."""

@@ -16,7 +16,6 @@ from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount,
 from deviceplugin.plan import render
 from deviceplugin.plan.model import Refusal
 from deviceplugin.plan.view import FOR_ANNOTATED, RESERVED, SET_ASIDE
-from deviceplugin.status.attention import attention
 from mpsd.config.model import (
     AwayPolicy,
     Enforcement,
@@ -25,7 +24,7 @@ from mpsd.config.model import (
 )
 from mpsd.gpu.model import Mode
 from mpsd.localapi.snapshot import GpuClient, LimitReading
-from tests.builders import CANNOT, HOOKED_KIND, config, fixed, resource, uuid
+from tests.builders import CANNOT, HOOKED_KIND, config, fixed, resource, told, uuid
 from tests.unit.deviceplugin.annotated.frontendnode import (
     GIB,
     NEW,
@@ -251,7 +250,7 @@ def test_why_resources_take_nothing_on_a_gpu_of_annotated_pods_is_shown(tmp_path
     (row,) = picture.resources
     index = {gpu.uuid: gpu.index for gpu in picture.gpus}
     assert missing_shares(row, index) == (f"GPU 1: {RESERVED}" if held == "reserved" else "")
-    assert not any("annotated" in line for line in attention(None, picture)), "it is as it should be"
+    assert not any("annotated" in line for line in told(None, picture)), "it is as it should be"
 
 
 def test_a_node_without_resources_has_nothing_to_say_of_them(tmp_path: Path) -> None:
@@ -399,7 +398,7 @@ def test_who_started_while_we_were_away_is_not_believed_for_that(tmp_path: Path)
     node = Node(tmp_path, config(annotations=annotated(trust=TrustPolicy.KAI_RESERVATION)))
     ask, _ = away(node)
     assert not node.broker.allocations(), "or it would keep others from the GPUs it claims"
-    assert "no reservation pod" in node.frontend.report.unenforced[0].reason
+    assert "no reservation pod" in node.frontend.report.unenforced[0].reason.message
     assert "no reservation pod" in node.refusal(lambda: node.create(ask, container()))
 
 
@@ -755,7 +754,7 @@ def away(node: Node, *env: str, **changes: object) -> tuple[Pod, Container]:
 def test_what_started_without_us_is_told_and_counted(node: Node) -> None:
     away(node)
     (one,) = node.frontend.report.unenforced
-    assert one.reason == "it was started while gpufrac was not there, and runs without its limit"
+    assert one.reason.message == "it was started while gpufrac was not there, and runs without its limit"
     (allocation,) = node.broker.allocations()
     assert (allocation.enforcement, allocation.adopted) == (Enforcement.NONE, True)
     text = node.refusal(lambda: node.create(pod(keys(limit="40Gi"), "q"), container()))
@@ -834,7 +833,7 @@ def test_a_container_with_other_values_than_its_annotations_is_reporter(node: No
 def test_annotations_that_cant_be_used_are_told_too(node: Node) -> None:
     ask = pod(keys(limit="lots"))
     node.frontend.synchronize([ask], [container(state=ContainerState.RUNNING)])
-    assert "its annotations can't be used" in node.frontend.report.unenforced[0].reason
+    assert "its annotations can't be used" in node.frontend.report.unenforced[0].reason.message
 
 
 def stopping(tmp_path: Path) -> Node:

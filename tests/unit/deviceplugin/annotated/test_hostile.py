@@ -82,7 +82,7 @@ def test_who_is_not_believed_takes_no_place_though_it_started_while_we_were_away
     node.frontend.synchronize([evil], [container(id="e", pod_id=evil.id, state=RUNNING)])
     assert node.holds_nothing()
     (told,) = node.frontend.report.unenforced
-    assert "what it takes is not counted" in told.reason
+    assert "what it takes is not counted" in told.reason.message
     if trust is TrustPolicy.NAMESPACES:
         node.create(pod(keys(limit="70Gi"), namespace="team-a"), container())
 

@@ -11,13 +11,14 @@ from deviceplugin.nri.model import Container, ContainerState, Pod
 from deviceplugin.sim.runtime.cri import CriServer
 from mpsd.common.errors import TransientError
 from mpsd.common.processes import PodProcess
+from mpsd.common.reason import Reason
 from tests.unit.deviceplugin.annotated.frontendnode import PREFIX, Node, container, env_of, keys, pod
 
 ASK = pod(keys(limit="8Gi"))
 SCOPE = "cri-containerd-id-main.scope"
 
 
-def compared(node: Node, *processes: PodProcess, of: Pod = ASK, name: str = "main") -> list[str]:
+def compared(node: Node, *processes: PodProcess, of: Pod = ASK, name: str = "main") -> list[Reason]:
     """Why containers run unenforced, after one comparison with a runtime that has a container of a pod running."""
     node.listed = [of], [container(name, id="id-main", pod_id=of.id, state=ContainerState.RUNNING)]
     node.processes = {of.uid: list(processes)}

@@ -10,10 +10,11 @@ from click.testing import CliRunner, Result
 
 from deviceplugin.cli.main import COMMANDS, cli
 from deviceplugin.cli.node import Node, overview
-from deviceplugin.status.attention import attention
+from deviceplugin.status.reasons import ProcessCode
+from mpsd.common.reason import Reason
 from mpsd.gpu.model import GpuHealth
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuClient
-from tests.builders import info, snapshot, status
+from tests.builders import info, snapshot, status, told
 from tests.world import World
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -191,20 +192,24 @@ def node(short_tmp: Path) -> Node:
         daemon=DaemonStatus(state=DaemonState.BACKOFF, reason="it exited"),
         clients=(GpuClient(pid=9),),
     )
-    return Node(snapshot(sick, status(info(1))), "", plugin, "")
+    return Node(snapshot(sick, status(info(1))), None, plugin, None)
+
+
+def away(name: str) -> Reason:
+    return Reason(ProcessCode.NOT_REACHABLE, f"cannot reach `gpufrac {name}`")
 
 
 def test_status_names_all_that_needs_attention(node: Node) -> None:
-    text = "\n".join(attention(node.mpsd, node.plugin))
+    text = "\n".join(told(node.mpsd, node.plugin))
     for part in ("is sick: XID 48", "MPS daemon is backoff: it exited", "pid 9", "is not registered"):
         assert part in text
 
 
 def test_status_of_half_a_node_says_what_is_down(node: Node) -> None:
-    half = Node(None, "cannot reach `gpufrac mpsd`", node.plugin, "")
+    half = Node(None, away("mpsd"), node.plugin, None)
     assert ("mpsd", "DOWN") in overview(half)
-    assert attention(half.mpsd, half.plugin, [half.mpsd_error])[0] == "cannot reach `gpufrac mpsd`"
-    other = Node(node.mpsd, "", None, "cannot reach `gpufrac plugin`")
+    assert told(half.mpsd, half.plugin, [half.mpsd_error])[0] == "cannot reach `gpufrac mpsd`"
+    other = Node(node.mpsd, None, None, away("plugin"))
     assert ("plugin", "DOWN") in overview(other)
 
 

@@ -20,7 +20,6 @@ from deviceplugin.status.clients import clients, targets
 from deviceplugin.status.model import PluginStatus
 from mpsd.common.errors import ConfigError, NotReachableError
 from mpsd.common.processlock import ProcessLock
-from mpsd.common.reason import message_of
 from mpsd.localapi.methods import reading
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import CleanedUp, DaemonState, GpuClient, GpuClients, Snapshot
@@ -75,7 +74,7 @@ class FakeNode:
                     "clients": lambda _: clients(
                         self.world.broker.node.gpus,
                         self.world.picture().allocations,
-                        outdated=message_of(self.world.broker.node.absence),
+                        outdated=self.world.broker.node.absence,
                         known_unix_s=self.world.broker.node.heard_unix_s,
                     ),
                 }
@@ -830,8 +829,10 @@ def test_status_has_one_unit_and_cuts_long_lines(node: FakeNode) -> None:
     lines = [line for line in got.splitlines() if "MPS daemon is wedged" in line]
     assert lines
     assert all(len(line) <= 304 and line.endswith(" ...") for line in lines)
-    whole = json.loads(node.run("status", "-o", "json").stdout)["attention"]
-    assert any(len(line) > 1000 for line in whole)
+    shown = json.loads(node.run("status", "-o", "json").stdout)
+    assert any(len(line) > 1000 for line in shown["attention"])
+    assert len(shown["attentionCodes"]) == len(shown["attention"])
+    assert all(shown["attentionCodes"])
 
 
 def test_resources_show_what_can_still_be_had(node: FakeNode) -> None:

@@ -12,7 +12,7 @@ from deviceplugin.api import nri_v1alpha1_pb2 as pb
 from deviceplugin.nri import codec, session
 from deviceplugin.nri.link import Link
 from deviceplugin.nri.model import Refused
-from deviceplugin.nri.session import NriSession, NriState
+from deviceplugin.nri.session import STARTING, NriSession, NriState
 from deviceplugin.nri.ttrpc import Answer
 from mpsd.common.errors import ConfigError
 from tests.unit.deviceplugin.nri.peers import (
@@ -126,7 +126,7 @@ def test_the_handshake_is_byte_for_byte_as_the_reference_has_it(world: World) ->
 def test_a_link_from_registration_to_its_end(world: World) -> None:
     made, _, link = world.joined()
     state = made.state
-    assert (state.connected, state.synchronized, state.error, state.registrations) == (True, True, "", 1)
+    assert (state.connected, state.synchronized, state.error, state.registrations) == (True, True, None, 1)
     assert state.runtime is not None
     assert state.runtime.name == "test"
     answer = link.call("CreateContainer", created())
@@ -140,7 +140,7 @@ def test_a_link_from_registration_to_its_end(world: World) -> None:
     ((_, (reason,)),) = world.handler.expect("disconnected")
     assert reason == "the other side closed the connection"
     until(lambda: not made.state.connected)
-    assert (made.state.error, made.state.runtime) == ("the other side closed the connection", None)
+    assert (str(made.state.error), made.state.runtime) == ("the other side closed the connection", None)
     assert set(made.state.slowest_s) == {"synchronize", "create container", "start container", "stop pod"}
     assert len(world.handler.threads) == 1, "the front end is called from one thread"
 
@@ -148,7 +148,7 @@ def test_a_link_from_registration_to_its_end(world: World) -> None:
 def test_a_socket_that_appears_is_found_soon(world: World) -> None:
     world.stop_time()
     made = world.session()
-    until(lambda: "is not there" in made.state.error)
+    until(lambda: "is not there" in str(made.state.error))
     world.runtime().accept().handshake()  # the time of a retry never comes
     world.handler.expect("connected", "synchronize")
 
@@ -156,7 +156,7 @@ def test_a_socket_that_appears_is_found_soon(world: World) -> None:
 def test_a_socket_that_refuses_is_tried_again(world: World) -> None:
     world.runtime().close()  # its file stays
     made = world.session()
-    until(lambda: "refuses connections" in made.state.error)
+    until(lambda: "refuses connections" in str(made.state.error))
     os.unlink(world.path)
     world.runtime().accept().handshake()
     world.handler.expect("connected", "synchronize")
@@ -183,7 +183,7 @@ def test_a_registration_that_is_refused_is_tried_again(world: World) -> None:
     link = runtime.accept()
     request = link.request()
     link.reply(request, Answer(request.stream, code=2, text="invalid plugin index"))
-    until(lambda: made.state.error == "the container runtime refused our registration: invalid plugin index")
+    until(lambda: str(made.state.error) == "the container runtime refused our registration: invalid plugin index")
     assert link.ended()
     runtime.accept().handshake()
     world.handler.expect("connected", "synchronize")
@@ -202,7 +202,7 @@ def test_a_runtime_that_can_not_be_understood_is_left_and_tried_again(world: Wor
     link.send(rubbish)
     assert link.ended()
     world.handler.expect("disconnected")
-    until(lambda: "cannot take a chunk of" in made.state.error)
+    until(lambda: "cannot take a chunk of" in str(made.state.error))
     runtime.accept().handshake()
     world.handler.expect("connected", "synchronize")
 
@@ -420,11 +420,11 @@ def test_a_runtime_that_never_configures_us_is_left(world: World, monkeypatch: p
     runtime = world.runtime()
     made = world.session()
     assert runtime.accept().ended()
-    until(lambda: "did not configure us" in made.state.error)
+    until(lambda: "did not configure us" in str(made.state.error))
     link = runtime.accept()
     link.call("Configure", configure())
     assert link.ended()
-    until(lambda: "did not tell its pods" in made.state.error)
+    until(lambda: "did not tell its pods" in str(made.state.error))
 
 
 def test_closing_leaves_the_runtime_and_tells_the_front_end(world: World) -> None:
@@ -451,7 +451,7 @@ def test_closing_one_that_never_started_or_waits_to_retry(world: World) -> None:
     world.session(start=False).close()
     world.stop_time()
     made = world.session()
-    until(lambda: "is not there" in made.state.error)
+    until(lambda: "is not there" in str(made.state.error))
     made.close()  # the time of a retry never comes
 
 
@@ -489,5 +489,5 @@ def test_what_no_runtime_would_take_is_said_at_once(path: str, name: str, index:
 
 def test_a_state_before_anything_happened() -> None:
     state = NriSession("/nowhere/nri.sock", "gpufrac", "90", Recorder()).state
-    assert (state.connected, state.error, state.registrations) == (False, "starting", 0)
+    assert (state.connected, state.error, state.registrations) == (False, STARTING, 0)
     assert isinstance(state, NriState)

@@ -8,11 +8,23 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from deviceplugin.status.attention import attention
 from mpsd.common.processes import PodProcess, start_time
 from mpsd.config.model import Enforcement
 from mpsd.localapi.snapshot import GpuClient
-from tests.builders import CAN, CANNOT, HOOKED_KIND, config, fixed, info, reported, resource, snapshot, status, uuid
+from tests.builders import (
+    CAN,
+    CANNOT,
+    HOOKED_KIND,
+    config,
+    fixed,
+    info,
+    reported,
+    resource,
+    snapshot,
+    status,
+    told,
+    uuid,
+)
 from tests.unit.deviceplugin.reconcile.test_keeper import AS_GRANTED, begun, looks, running
 from tests.world import World
 
@@ -28,8 +40,8 @@ def test_a_marker_that_cannot_be_read_is_neither_there_nor_absent(world: World) 
     got = world.grant()
     begun(world, got)
     gpu = status(info(0), mode=got.mode, clients=(GpuClient(pid=10, pod_uid="uid-1"),))
-    told = reported(world.broker.node.config, world.infos, world.broker.desired())
-    world.broker.observe_snapshot(snapshot(structs.replace(told[0], clients=gpu.clients), told[1]))
+    seen = reported(world.broker.node.config, world.infos, world.broker.desired())
+    world.broker.observe_snapshot(snapshot(structs.replace(seen[0], clients=gpu.clients), seen[1]))
     world.processes = {"uid-1": running(None, unreadable=True)}
     assert looks(world, 15) == set()
     assert looks(world, 15) == set()
@@ -37,7 +49,7 @@ def test_a_marker_that_cannot_be_read_is_neither_there_nor_absent(world: World) 
     assert (shown.enforcement, shown.state) == ("cooperative", "attached")
     assert "can't be told" in shown.reason
     assert "SYS_PTRACE" in shown.reason
-    assert any("can't be told" in line for line in attention(None, world.picture()))
+    assert any("can't be told" in line for line in told(None, world.picture()))
     world.processes = {"uid-1": running(got.key)}
     assert looks(world, 5) == set()
     assert world.picture().allocations[0].reason == ""

@@ -22,7 +22,6 @@ from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.reconcile.foreign import foreign_holders, reservations
 from deviceplugin.reconcile.keeper import Keeper
 from deviceplugin.status import metrics
-from deviceplugin.status.attention import attention
 from mpsd.common.processes import PodProcess
 from mpsd.common.reason import Reason
 from mpsd.config.model import AnnotationsConfig, CdiConfig, Delivery, Enforcement, GpuDevices, GpuSelection
@@ -30,7 +29,7 @@ from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import namespace_of
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, Desired, GpuClient
-from tests.builders import CANNOT, config, fixed, info, reported, resource, snapshot, status, units, uuid
+from tests.builders import CANNOT, config, fixed, info, reported, resource, snapshot, status, told, units, uuid
 from tests.mpspaths import mount_directory
 from tests.world import CONFIG, SHARE, World, answer_with
 
@@ -698,7 +697,7 @@ def test_a_process_past_mps_is_told_within_a_look(world: World, protocol: int) -
     shown = {a.key: a.enforcement for a in world.picture().allocations}
     assert shown == {got.key: "none", other.key: "cooperative"}
     assert "gpufrac_allocations_unenforced 1" in metrics.render(world.picture()).splitlines()
-    assert any("past MPS" in line for line in attention(None, world.picture()))
+    assert any("past MPS" in line for line in told(None, world.picture()))
     assert outside(world) == {}
 
 
@@ -749,7 +748,7 @@ def test_who_claims_the_allocation_of_another_pod_is_named(world: World) -> None
     outside(world, client(7, got.key, "uid-2"), client(8, got.key, "uid-3"), client(9, got.key, "uid-1"))
     by_key = {a.key: a.claimed_by for a in world.picture().allocations}
     assert by_key == {got.key: "pid 7 of pod ns/tenant, pid 8 of pod uid-3", other.key: ""}
-    (line,) = [line for line in attention(None, world.picture()) if "claims" in line]
+    (line,) = [line for line in told(None, world.picture()) if "claims" in line]
     assert line == "pid 7 of pod ns/tenant, pid 8 of pod uid-3 claims the allocation of pod ns/victim/c"
     assert "gpufrac_allocations_claimed 1" in metrics.render(world.picture()).splitlines()
 

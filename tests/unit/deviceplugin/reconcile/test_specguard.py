@@ -124,7 +124,7 @@ def test_a_copy_in_a_directory_before_ours_is_named_and_holds_nothing(node: Node
     shutil.copy(node.file(A), copy)
     assert not node.pass_time()
     assert len(node.guard.objections) == 1
-    assert str(copy) in node.guard.objections[0]
+    assert str(copy) in node.guard.objections[0].message
     assert node.starts_by(A) == str(node.file(A))
     node.guard.remove(A)
     assert node.starts_by(A) == ""
@@ -172,8 +172,8 @@ def test_a_copy_that_can_not_be_set_aside_is_named_and_lets_nobody_start(
         patch.setattr("cdi.atomic.DurableDirectory.rename", refuse)
         node.pass_time()
         assert len(node.guard.objections) == 1
-        assert "Operation not permitted" in node.guard.objections[0]
-        assert str(copy) in node.guard.objections[0]
+        assert "Operation not permitted" in node.guard.objections[0].message
+        assert str(copy) in node.guard.objections[0].message
         node.guard.remove(A)
         assert node.starts_by(A) == ""
     node.pass_time()

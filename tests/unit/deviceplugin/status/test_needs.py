@@ -51,18 +51,18 @@ def test_each_right_that_is_missing_is_named_with_what_to_give(
 ) -> None:
     found = needs.lacks(place, environ={}, proc=proc_of(tmp_path / "proc", capabilities, namespace))
     assert len(found) == bool(words)
-    assert words in "".join(found)
+    assert words in "".join(str(lack) for lack in found)
 
 
 def test_what_cannot_be_read_of_itself_is_no_right(tmp_path: Path, place: NodeConfig) -> None:
     (found,) = needs.lacks(place, environ={}, proc=str(tmp_path / "nothing"))
-    assert "cannot tell whether" in found
+    assert "cannot tell whether" in found.message
 
 
 def test_a_missing_directory_of_the_kubelet_is_named(tmp_path: Path, place: NodeConfig) -> None:
     (Path(place.kubelet_root) / "pods").rmdir()
     (found,) = needs.lacks(place, environ={}, proc=proc_of(tmp_path / "proc", FULL))
-    assert f"{place.kubelet_root}/pods" in found
+    assert f"{place.kubelet_root}/pods" in found.message
 
 
 def test_a_directory_of_the_containers_own_is_named_in_a_pod_only(
@@ -72,7 +72,9 @@ def test_a_directory_of_the_containers_own_is_named_in_a_pod_only(
     monkeypatch.setattr(needs, "_of_the_container", lambda path: path == place.state_root)
     assert needs.lacks(place, environ={}, proc=proc) == ()
     found = needs.lacks(structs.replace(place, cdi=CdiConfig(directory="/x")), environ=IN_POD, proc=proc)
-    assert [key for key in ("cdi.directory", "mps.runRoot", "stateRoot") if any(key in line for line in found)] == [
+    assert [
+        key for key in ("cdi.directory", "mps.runRoot", "stateRoot") if any(key in line.message for line in found)
+    ] == [
         "mps.runRoot",
         "stateRoot",
     ]

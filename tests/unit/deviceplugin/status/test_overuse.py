@@ -8,12 +8,11 @@ from msgspec import structs
 
 from deviceplugin.reconcile.markers import VerdictCode
 from deviceplugin.status import metrics
-from deviceplugin.status.attention import attention
 from deviceplugin.status.model import AllocationStatus
 from mpsd.common.reason import Reason
 from mpsd.config.model import GIB, Enforcement
 from mpsd.localapi.snapshot import GpuClient
-from tests.builders import reported, snapshot, uuid
+from tests.builders import reported, snapshot, told, uuid
 from tests.world import World
 
 
@@ -57,7 +56,7 @@ def test_use_beyond_a_cooperative_limit_is_said(world: World, used_gib: tuple[fl
     assert shown.over_limit.startswith(said)
     assert bool(shown.over_limit) is bool(said)
     picture = world.picture()
-    assert (f"ns/pod/c: {shown.over_limit}" in attention(None, picture)) is bool(said)
+    assert (f"ns/pod/c: {shown.over_limit}" in told(None, picture)) is bool(said)
     assert f"gpufrac_allocations_over_limit {int(bool(said))}" in metrics.render(picture)
     known = None not in used_gib
     assert shown.used_bytes == (sum(int((gib or 0) * GIB) for gib in used_gib) if known else None)
