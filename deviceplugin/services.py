@@ -184,6 +184,7 @@ class Services:
             annotated=self._annotated.status(self._readiness()) if self._annotated is not None else None,
             kubernetes=self._kubernetes.state,
             metrics=self._metrics.problem if self._metrics is not None else None,
+            refusals=self._sessions.refusals.counts,
         )
 
     def _annotated_pods(self, config: NodeConfig) -> "AnnotatedPods | None":

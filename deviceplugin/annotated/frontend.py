@@ -8,7 +8,7 @@ containers again, and now and then (existing.py).
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from deviceplugin.annotated import contract, creating, existing, inventory, shares
@@ -52,7 +52,8 @@ class FrontendReport:
     unenforced: tuple[Unenforced, ...] = ()
     uncompared: str = ""
     granted: int = 0
-    refused: int = 0
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Code -> how many creations and starts were refused for it."""
 
 
 class AnnotatedFrontend:
@@ -219,7 +220,7 @@ class AnnotatedFrontend:
             unenforced=self._absence.found,
             uncompared=self._existing.uncompared,
             granted=self._reporter.granted,
-            refused=self._reporter.refused,
+            refusals=self._reporter.refusals,
         )
 
     def _stopped(self, sandbox_id: str, uid: str) -> None:

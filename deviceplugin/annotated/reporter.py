@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -43,14 +44,15 @@ class Reporter:
         """Pod UID -> its full name and what is wrong with its keys."""
         self._containers: dict[str, frozenset[str]] = {}
         """Pod UID -> names of all its containers, of pods with keys for a container that they don't have."""
-        self.granted = self.refused = 0
-        """Containers that were started with what they ask for; creations and starts that were refused."""
+        self._refusals: Counter[str] = Counter()
+        self.granted = 0
+        """Containers that were started with what they ask for."""
 
     def refuse(self, ref: ContainerRef, reason: Reason) -> Refused:
         """A creation or a start is refused; what to raise."""
         now_s = round(self._wall(), 3)
         with self._lock:
-            self.refused += 1
+            self._refusals[str(reason.code)] += 1
             before = self._refusing.pop(ref, None)
             since_s, count = (before.since_unix_s, before.count + 1) if before else (now_s, 1)
             self._refusing[ref] = Refusing(ref, reason, since_s, count)
@@ -109,6 +111,12 @@ class Reporter:
         """Containers that were refused and have not been started since."""
         with self._lock:
             return tuple(self._refusing.values())
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Code -> how many creations and starts were refused for it."""
+        with self._lock:
+            return dict(sorted(self._refusals.items()))
 
     @property
     def findings(self) -> tuple[tuple[str, Finding], ...]:

@@ -51,8 +51,9 @@ class AnnotatedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     """Annotated pods on this node. `runtime` is the one we are registered at, empty while at none: then `error` says
     why. `readiness`, `readiness_message`: what a scheduler is told. `answer_s` is the time we give ourselves for an
     answer, `late` counts those that were given without a decision, `slowest_s` is the longest by kind of request.
-    `unguarded`: why the runtime makes containers without us while we are away, empty when it waits.
-    `uncompared`: why a container of which the runtime told nothing would not be found.
+    `refused` counts creations and starts, `refusals` the same by the code of why. `unguarded`: why the runtime makes
+    containers without us while we are away, empty when it waits. `uncompared`: why a container of which the runtime
+    told nothing would not be found.
     """
 
     runtime: str
@@ -72,6 +73,7 @@ class AnnotatedStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     ignored: tuple[IgnoredStatus, ...] = ()
     unenforced: tuple[UnenforcedStatus, ...] = ()
     uncompared: str = ""
+    refusals: dict[str, int] = {}
     error_code: str = ""
     readiness_code: str = ""
     unguarded_code: str = ""
@@ -96,7 +98,8 @@ def annotated_status(
         readiness_message=readiness.message,
         readiness_code=readiness.reason,
         granted=report.granted,
-        refused=report.refused,
+        refused=sum(report.refusals.values()),
+        refusals=dict(report.refusals),
         unguarded=report.unguarded,
         unguarded_code=ServingCode.RUNTIME_DOES_NOT_WAIT if report.unguarded else "",
         uncompared=report.uncompared,

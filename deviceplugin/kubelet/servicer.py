@@ -10,17 +10,15 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.grants.ledger import LedgerError
+from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.plan import render
 from deviceplugin.plan.advertise import Advertisement
 from deviceplugin.plan.model import Allocation, Device, Refusal
 from deviceplugin.plan.reasons import FINAL, OfferCode
 from deviceplugin.plan.start import configured_shared_memory
-from mpsd.common.log import get_logger
 from mpsd.config.model import MAX_ADVERTISED_DEVICES
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import mount_of
-
-log = get_logger("plugin")
 
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 STREAM_WAIT_S = 60.0
@@ -38,13 +36,22 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     Args:
         recheck: looks at the kubelet once more before a refusal.
+        refusals: hears of each.
         on_stream_end: called when a kubelet's list stream ends while we are not stopping.
     """
 
-    def __init__(self, resource: str, broker: Broker, recheck: Recheck, on_stream_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        resource: str,
+        broker: Broker,
+        recheck: Recheck,
+        refusals: Refusals,
+        on_stream_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._resource = resource
         self._broker = broker
         self._recheck = recheck
+        self._refusals = refusals
         self._on_stream_end = on_stream_end
         self._stopping = threading.Event()
         self._streams_lock = threading.Lock()
@@ -105,7 +112,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             except LedgerError as error:
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             if isinstance(outcome, Refusal):
-                log.debug("refused", resource=self._resource, code=outcome.code, reason=outcome.message)
+                self._refusals.note(self._resource, outcome)
                 context.abort(STATUS.get(outcome.code, NO_ROOM), outcome.message)
             response.container_responses.append(self._answer(outcome))
         return response

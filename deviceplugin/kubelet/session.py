@@ -22,6 +22,7 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.reasons import KubeletCode
+from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.kubelet.rpcerror import describe
 from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
 from mpsd.common.errors import TransientError
@@ -69,6 +70,7 @@ class Session:
     Args:
         socket_name: base name of our socket in the kubelet's directory for device plugins.
         recheck: see Broker.allocate.
+        refusals: hears of each.
         on_registered: called after each successful registration.
     """
 
@@ -79,6 +81,7 @@ class Session:
         socket_name: str,
         broker: Broker,
         recheck: Recheck,
+        refusals: Refusals,
         on_registered: Callable[[], None] = lambda: None,
     ) -> None:
         self.resource = resource
@@ -92,7 +95,7 @@ class Session:
         self._kubelet = SocketFile(places.registration_socket)
         self._own_file = SocketFile(self._path)
         self._broker = broker
-        self._recheck = recheck
+        self._recheck, self._refusals = recheck, refusals
         self._on_registered = on_registered
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -219,7 +222,7 @@ class Session:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         self._stream_ended.clear()
-        servicer = DevicePlugin(self.resource, self._broker, self._recheck, self._on_stream_end)
+        servicer = DevicePlugin(self.resource, self._broker, self._recheck, self._refusals, self._on_stream_end)
         pool = full_pool(WORKERS, f"rpc-{self._socket_name}")
         server = grpc.server(
             pool,

@@ -5,6 +5,7 @@ import time
 
 from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.kubelet.places import KubeletPlaces
+from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.kubelet.session import Session
 from mpsd.common.log import get_logger
 from mpsd.config.model import socket_name
@@ -20,6 +21,7 @@ class Sessions:
 
     def __init__(self, places: KubeletPlaces, broker: Broker, recheck: Recheck) -> None:
         self._places, self._broker, self._recheck = places, broker, recheck
+        self.refusals = Refusals()
         self._lock = threading.Lock()
         self._registered = threading.Condition()
         self._sessions: dict[str, Session] = {}
@@ -36,7 +38,13 @@ class Sessions:
             for name in wanted:
                 if name not in self._sessions:
                     session = Session(
-                        name, self._places, socket_name(name), self._broker, self._recheck, self._note_registered
+                        name,
+                        self._places,
+                        socket_name(name),
+                        self._broker,
+                        self._recheck,
+                        self.refusals,
+                        self._note_registered,
                     )
                     session.start()  # may raise: what is kept was started
                     self._sessions[name] = session

@@ -7,6 +7,7 @@ docs/adr). Labels name GPUs, resources and states, never pods.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.status.model import PluginStatus
 from mpsd.common.text import plain
 from mpsd.config.model import Enforcement
@@ -81,6 +82,17 @@ def render(status: PluginStatus, failures: Mapping[str, int] | None = None) -> s
     )
     claimed = sum(1 for a in status.allocations if a.claimed_by)
     gauge("allocations_claimed", "Live allocations that processes of other pods call theirs.", [({}, claimed)])
+    refused = {**status.refusals, **({ANNOTATED: status.annotated.refusals} if status.annotated else {})}
+    gauge(
+        "refusals_total",
+        "Allocates that were refused, by the code of why; for annotated pods creations and starts.",
+        [
+            ({"resource": resource, "reason": reason}, count)
+            for resource, by_reason in refused.items()
+            for reason, count in by_reason.items()
+        ],
+        "counter",
+    )
     if (annotated := status.annotated) is not None:
         gauge("nri_connected", "1 while registered at the container runtime.", [({}, bool(annotated.runtime))])
         gauge("nri_registrations_total", "Times registered there.", [({}, annotated.registrations)], "counter")

@@ -147,5 +147,7 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     hard_limits_code: str = ""
     problem_codes: tuple[str, ...] = ()
     cdi_objection_codes: tuple[str, ...] = ()
+    refusals: dict[str, dict[str, int]] = {}
+    """Resource -> code -> how many Allocates were refused for it since the plugin started."""
     metrics: Reason | None = None
     """Why no metrics are served, None while they are, or are off."""

@@ -285,6 +285,7 @@ def plugin_status(
     annotated: AnnotatedStatus | None = None,
     kubernetes: KubernetesState | None = None,
     metrics: Reason | None = None,
+    refusals: Mapping[str, dict[str, int]] | None = None,
 ) -> PluginStatus:
     """Everything `gpufrac status` asks of the plugin, from one consistent picture."""
     why = not_hard(inspection.node.config.cdi.delivery, inspection.node.hard)
@@ -324,4 +325,5 @@ def plugin_status(
         annotated=annotated,
         kubernetes=kubernetes,
         metrics=metrics,
+        refusals=dict(refusals or {}),
     )

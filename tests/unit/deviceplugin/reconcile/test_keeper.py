@@ -15,6 +15,7 @@ from deviceplugin.grants.ledger import Ledger, LedgerError
 from deviceplugin.grants.nodeview import DAEMON_GRACE_S
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers
+from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.kubelet.servicer import DevicePlugin
 from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.model import Allocation, Refusal
@@ -874,7 +875,7 @@ def test_an_answer_names_what_will_be_mounted_before_mpsd_made_it(short_tmp: Pat
     known = lastknown.without_moments(world.broker.node.gpus)
     world.broker = world.open_broker(cfg)
     world.broker.restore(known, CANNOT)
-    service = DevicePlugin("gpufrac.dev/pair", world.broker, world.keeper.recheck, lambda: None)
+    service = DevicePlugin("gpufrac.dev/pair", world.broker, world.keeper.recheck, Refusals())
     request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["pair0::1"])])
     (answer,) = service.Allocate(request, context=None).container_responses  # type: ignore[arg-type]
     (mount,) = answer.mounts

@@ -10,7 +10,6 @@ from msgspec import structs
 from deviceplugin.annotated.absence import STARTED_ALONE
 from deviceplugin.annotated.reasons import ServingCode
 from deviceplugin.annotated.status import (
-    AnnotatedStatus,
     IgnoredStatus,
     RefusedStatus,
     UnenforcedStatus,
@@ -22,13 +21,13 @@ from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.kubernetes.reasons import KubernetesCode
 from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.plan.reasons import OfferCode, StartCode
-from deviceplugin.status import metrics
 from deviceplugin.status.attention import ABANDONED, attention
 from deviceplugin.status.reasons import AttentionCode, ProcessCode
 from mpsd.common.reason import Reason
 from mpsd.localapi.reasons import ConfigCode, DaemonCode, WarningCode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import config, fixed, ready, reported, resource, snapshot, told, uuid
+from tests.unit.deviceplugin.status.annotatedstatus import annotated_status
 from tests.world import World
 
 
@@ -146,25 +145,6 @@ def test_a_process_is_without_an_allocation_as_who_lists_the_processes_sees_it(w
     assert line.endswith("processes without an allocation use it: pid 8")
 
 
-def annotated_status(**changes: object) -> AnnotatedStatus:
-    fields: dict[str, object] = {
-        "runtime": "containerd 2.1.9",
-        "error": "",
-        "since_unix_s": 0.0,
-        "registrations": 1,
-        "answer_s": 1.2,
-        "late": 0,
-        "slowest_s": {},
-        "trust": "any",
-        "readiness": "True",
-        "readiness_message": "",
-        "granted": 3,
-        "refused": 4,
-        "unguarded": "",
-    }
-    return AnnotatedStatus(**(fields | changes))  # type: ignore[arg-type]
-
-
 def test_annotated_pods_are_told_by_what_is_wrong_with_them(world: World) -> None:
     who = {"namespace": "ns", "pod": "n", "container": "c"}
     found = annotated_status(
@@ -238,14 +218,6 @@ def test_annotated_pods_that_nobody_serves_any_more_are_told_of(world: World) ->
     assert not [line for line in told(None, gone) if ABANDONED.message in line]
 
 
-def test_what_is_measured_of_annotated_pods(world: World) -> None:
-    lines = metrics.render(structs.replace(world.picture(), annotated=annotated_status())).splitlines()
-    assert {"gpufrac_nri_connected 1", "gpufrac_annotated_granted_total 3", "gpufrac_annotated_refused_total 4"} <= {
-        *lines
-    }
-    assert not any("nri" in line for line in metrics.render(world.picture()).splitlines())
-
-
 def test_a_refused_config_is_told_once_with_what_is_in_force(world: World) -> None:
     refused = structs.replace(snapshot(), config_error="resources[0].memory: bad\nmps: bad")
     plugin = structs.replace(world.picture(), config_error=refused.config_error)
@@ -277,28 +249,6 @@ def test_gpus_that_the_config_leaves_out_need_nobody_and_are_not_usable(world: W
     assert shown["allocations"].endswith("of 158Gi usable granted")
 
 
-def test_counters_go_on_above_a_million(world: World) -> None:
-    for count in (999_999, 1_000_000, 1_000_001):
-        picture = structs.replace(world.picture(), limit_drifts=count)
-        lines = metrics.render(picture, {"observer": count}).splitlines()
-        assert f"gpufrac_limit_drift_total {count}" in lines
-        assert f'gpufrac_thread_failures_total{{thread="observer"}} {count}' in lines
-
-
 def test_metrics_that_are_not_served_are_told(world: World) -> None:
     picture = structs.replace(world.picture(), metrics=Reason(code="AddressInUse", message="metrics are not served"))
     assert "metrics are not served" in told(None, picture)
-
-
-def test_metrics_name_the_code_of_what_waits(world: World) -> None:
-    world.daemon = DaemonStatus(state=DaemonState.BACKOFF, reason="it died")
-    world.tell()
-    world.keeper.attach()
-    world.now_s += DAEMON_GRACE_S
-    world.tell()
-    world.keeper.attach()
-    lines = metrics.render(world.picture()).splitlines()
-    waiting = [line for line in lines if line.startswith("gpufrac_allocation_reasons{")]
-    count = sum(1 for allocation in world.picture().allocations if allocation.state == "waiting")
-    assert waiting == [f'gpufrac_allocation_reasons{{state="waiting",reason="WaitsForDaemon"}} {count}']
-    assert sum(line.startswith("gpufrac_gpu_reason{") and "DaemonNotReady" in line for line in lines) == 3
