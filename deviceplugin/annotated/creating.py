@@ -5,7 +5,7 @@ again.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from deviceplugin.annotated import contract, devices, shares
@@ -21,6 +21,7 @@ from deviceplugin.nri.runtimes import Traits
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.start import Grant
+from mpsd.common.reason import Reason
 from mpsd.config.model import AnnotationsConfig, TrustPolicy
 
 ATTACH_S = 0.7
@@ -37,8 +38,10 @@ class Keeper(Protocol):
     """What is asked of the keeper."""
 
     def observe(self, newer_than_s: float = 0.0) -> bool: ...
-    def recheck(self) -> None: ...
+    def recheck(self, *, release: bool = True) -> None: ...
     def wait_attached(self, key: str, timeout_s: float) -> Grant | None: ...
+    def held_back(self, key: str) -> Reason | None: ...
+    def containers_of(self, namespace: str, pod: str) -> Collection[str]: ...
 
 
 class Creator:
@@ -75,7 +78,9 @@ class Creator:
         if any(self._broker.is_idle(gpu) for gpu in wanted.gpus):
             self._keeper.observe(FRESH_S)  # it may have been given to somebody else as a whole
         self._check_trust(wanted)
-        outcome = self._broker.allocate_container(wanted, by_cdi=runtime.takes_cdi, recheck=self._keeper.recheck)
+        outcome = self._broker.allocate_container(
+            wanted, by_cdi=runtime.takes_cdi, lasting=self._lasting(ref), recheck=self._keeper.recheck
+        )
         if isinstance(outcome, Refusal):
             raise RefusedError(outcome.code, outcome.message)
         if text := shortfall(outcome):
@@ -88,6 +93,15 @@ class Creator:
             by_cdi=runtime.takes_cdi,
             settable=self._broker.node.hard.settable,
         )
+
+    def _lasting(self, ref: ContainerRef) -> Collection[str]:
+        """Its pod's containers but for plain init containers, where that matters and the kubelet tells."""
+        if not self._broker.has_turns_over(ref):
+            return ()
+        if not (shown := self._keeper.containers_of(ref.namespace, ref.pod)):
+            self._keeper.observe()  # the pod may be younger than the last look
+            shown = self._keeper.containers_of(ref.namespace, ref.pod)
+        return shown
 
     def _of_lowered_share(
         self, ref: ContainerRef, pod: Pod, container: Container, runtime: Traits, share: Allocation, ask: Ask
@@ -135,7 +149,8 @@ class Creator:
         grant = self._keeper.wait_attached(allocation.key, timeout_s)
         if grant is None:
             self._in_vain.add(allocation.gpus)
-            reason = self._broker.waits_for(allocation.key) or "its CDI file is being written"
+            waits = self._broker.waits_for(allocation.key) or self._keeper.held_back(allocation.key)
+            reason = waits or "its CDI file is being written"
             text = f"it is granted, but may not start yet: {reason}"
             raise RefusedError(AnnotationCode.NOT_ATTACHED, text)
         self._in_vain.discard(allocation.gpus)

@@ -16,11 +16,12 @@ from deviceplugin.annotated.absence import Absence, Unenforced
 from deviceplugin.annotated.contract import Finding
 from deviceplugin.annotated.creating import Creator
 from deviceplugin.annotated.existing import ExistingContainers
-from deviceplugin.annotated.inventory import isolation_of, reference
+from deviceplugin.annotated.inventory import isolation_of, reference, running_of
 from deviceplugin.annotated.reporter import Refusing, Reporter, reason_of_error
 from deviceplugin.annotated.sandboxes import Sandboxes
 from deviceplugin.annotated.starting import Mpsd, Starter
 from deviceplugin.grants.broker import Broker
+from deviceplugin.grants.holders.turns import Instance
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Runtime
 from deviceplugin.nri.runtimes import Traits, starts_wait, traits
@@ -137,6 +138,7 @@ class AnnotatedFrontend:
         self._reporter.keep(uids)
         for pod in alive.values():
             self._reporter.look_at_keys(pod, self._config.prefix)
+        self._broker.observe_containers(running_of(alive, containers))
         mine = [(alive[c.pod_id], c) for c in containers if c.pod_id in alive and self.concerns(alive[c.pod_id], c)]
         self._existing.look_at_all(mine, by_cdi=self._runtime.takes_cdi)
         self._synchronized = True
@@ -163,8 +165,13 @@ class AnnotatedFrontend:
         """A sandbox was removed."""
         self._stopped(pod.id, pod.uid)
 
+    def stop_container(self, pod: Pod, container: Container) -> None:
+        """A container has ended: what it holds may pass to another one of its pod."""
+        self._broker.run_ended(container.id)
+
     def remove_container(self, pod: Pod, container: Container) -> None:
         """A container was removed: what was found of it is forgotten."""
+        self._broker.run_ended(container.id)
         self._absence.forget(container.id)
 
     def create_container(self, pod: Pod, container: Container) -> Adjustment:
@@ -176,6 +183,7 @@ class AnnotatedFrontend:
             raise self._reporter.refuse(ref, reason_of_error(error)) from error
         if made is None:
             return Adjustment()
+        self._broker.container_runs(Instance(container.id, ref.id, pod.id))
         self._absence.replaced(ref)
         return made
 
@@ -224,6 +232,7 @@ class AnnotatedFrontend:
         )
 
     def _stopped(self, sandbox_id: str, uid: str) -> None:
+        self._broker.run_ended(sandbox_id)
         with self._coming_and_going:
             uid = self._sandboxes.stop(sandbox_id, uid)
             if not uid:

@@ -1,9 +1,10 @@
 """Pods and containers as a runtime shows them: whose, how kept apart, and what of them is remembered (pure)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from deviceplugin.annotated.adjust import RESERVED_ENV
-from deviceplugin.nri.model import Container, Inventory, Pod
+from deviceplugin.grants.holders.turns import Instance
+from deviceplugin.nri.model import Container, ContainerState, Inventory, Pod
 from deviceplugin.plan import isolation, render
 from deviceplugin.plan.model import ContainerRef
 from mpsd.common.reason import Reason
@@ -21,6 +22,15 @@ def reference(pod: Pod, container: Container) -> ContainerRef:
 def isolation_of(pod: Pod, container: Container) -> Reason | None:
     """What keeps a container apart from the host, None where nothing does."""
     return isolation.of_container(pod.runtime_handler, user_namespace=container.user_namespace)
+
+
+def running_of(pods: Mapping[str, Pod], containers: Sequence[Container]) -> dict[str, Instance]:
+    """The containers of these pods, by ID, that are not known to have ended, by ID."""
+    return {
+        one.id: Instance(one.id, reference(pods[one.pod_id], one).id, one.pod_id)
+        for one in containers
+        if one.pod_id in pods and one.state is not ContainerState.STOPPED
+    }
 
 
 def brief(prefix: str, pods: Sequence[Pod], containers: Sequence[Container]) -> Inventory:

@@ -82,6 +82,10 @@ class Starter:
                 f"it was created without what gpufrac gave it (its {MARKER} is {key if shown else 'not ours'}): "
                 "it must be made again; if that goes on, the container runtime does not apply it",
             )
+        if takers := self._reader.takers(planned):
+            names = ", ".join(str(taker.container) for taker in takers)
+            text = f"its turn went to {names} while it was not known to run: it must be made again"
+            raise RefusedError(AnnotationCode.NOT_MADE_BY_US, text)
         return planned
 
     def _limit(self, gpu: str, directory: str, allocation: Allocation, deadline_s: float) -> None:

@@ -20,6 +20,7 @@ from deviceplugin.grants.drains import Drain, Drains
 from deviceplugin.grants.grants import Grants
 from deviceplugin.grants.holders.holders import Holders
 from deviceplugin.grants.holders.model import Observation
+from deviceplugin.grants.holders.turns import Instance
 from deviceplugin.grants.ledger import Ledger
 from deviceplugin.grants.lists import Lists, Published
 from deviceplugin.grants.nodestate import NodeState
@@ -116,23 +117,24 @@ class Broker(Reader):
         return outcome
 
     def allocate_container(
-        self, ask: ContainerAsk, *, by_cdi: bool, recheck: Callable[[], None] | None = None
+        self, ask: ContainerAsk, *, by_cdi: bool, lasting: Collection[str] = (), recheck: "Recheck | None" = None
     ) -> Allocation | Refusal:
         """Grants an annotated container what it asks for; see Grants.
 
         Args:
             by_cdi: whether its runtime takes CDI devices from us.
+            lasting: see Grants.
             recheck: as `allocate`.
 
         Raises:
             LedgerError: as `allocate`.
         """
         with self._lock:
-            outcome = self._grants.allocate_container(ask, self._view.now, self._gpu_kind(by_cdi))
+            outcome = self._grants.allocate_container(ask, self._view.now, self._gpu_kind(by_cdi), lasting)
         if isinstance(outcome, Refusal) and not outcome.is_final and recheck is not None:
             recheck()
             with self._lock:
-                outcome = self._grants.allocate_container(ask, self._view.now, self._gpu_kind(by_cdi))
+                outcome = self._grants.allocate_container(ask, self._view.now, self._gpu_kind(by_cdi), lasting)
         return outcome
 
     def adopt_container(self, ask: ContainerAsk, key: str | None, *, trusted: bool, by_cdi: bool) -> Allocation:
@@ -275,6 +277,21 @@ class Broker(Reader):
         """A pod's last sandbox was stopped."""
         with self._lock:
             self._holders.pod_stopped(uid, self._monotonic())
+
+    def container_runs(self, instance: Instance) -> None:
+        """An annotated container was allowed to be made."""
+        with self._lock:
+            self._holders.turns.runs(instance)
+
+    def run_ended(self, identifier: str) -> None:
+        """A container, or a sandbox with all that ran in it, was stopped or removed."""
+        with self._lock:
+            self._holders.turns.ended(identifier)
+
+    def observe_containers(self, running: Mapping[str, Instance]) -> None:
+        """Takes in all containers of annotated pods that have not ended, by their IDs."""
+        with self._lock:
+            self._holders.observe_containers(running)
 
     # --- what the keeper does ------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """What is given, to whom it is given again, and when it may go (decisions; the store keeps what comes of them)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from msgspec import structs
 
@@ -10,9 +10,11 @@ from deviceplugin.grants.store import AllocationStore
 from deviceplugin.plan.allocate import plan
 from deviceplugin.plan.annotated import plan_container, same_ask, same_plan
 from deviceplugin.plan.model import Allocation, ContainerAsk, NodeView, Refusal
-from deviceplugin.plan.reasons import RefusalCode
+from deviceplugin.plan.reasons import OfferCode, RefusalCode
 from mpsd.common.errors import GpufracError
 from mpsd.config.model import Delivery, Enforcement
+
+_NO_ROOM = (OfferCode.MEMORY_TAKEN, OfferCode.CLIENTS_TAKEN)
 
 
 class Grants:
@@ -105,35 +107,74 @@ class Grants:
 
     # --- annotated containers ------------------------------------------------------------------------------------
 
-    def allocate_container(self, ask: ContainerAsk, view: NodeView, gpu_kind: str) -> Allocation | Refusal:
+    def allocate_container(
+        self, ask: ContainerAsk, view: NodeView, gpu_kind: str, lasting: Collection[str] = ()
+    ) -> Allocation | Refusal:
         """Grants an annotated container what it asks for, durably, or refuses. One that is made anew keeps what it
-        held, unless it asks for something else now or can have better.
+        held, unless it asks for something else now, can have better, or another container of its pod took its turn.
 
         Args:
             gpu_kind: the CDI kind that brings it its GPUs, empty where its runtime takes no CDI devices from us.
+            lasting: the pod's containers but for plain init containers, empty where they are not known.
 
         Raises:
             LedgerError: as `allocate`.
         """
         self._holders.pod_runs(ask.container.pod_uid)
+        self._holders.turns.asked(ask.container.id)
         old = self._accounts.of_container(ask.container)
         if old is not None and old.key in self._releasing:
             return Refusal(RefusalCode.BEING_RELEASED, "what it held before is just being released")
-        outcome = plan_container(
-            ask,
-            view,
-            self._accounts if old is None else self._accounts.without(old.key),
-            generation=self._store.next_generation(),
-            gpu_kind=gpu_kind,
-        )
+        if old is not None and same_ask(old, ask):
+            self._holders.turns.outdated.discard(old.key)
+        lost_to = self._accounts.takers(old) if old is not None else []
+        over = self._turns_over(ask)
+        by_kind = [a for a in over if lasting and not {ask.container.container, _name(a)} <= set(lasting)]
+        outcome = self._plan_container(ask, view, gpu_kind, old, by_kind)
+        if isinstance(outcome, Refusal) and outcome.code in _NO_ROOM and len(over) > len(by_kind):
+            outcome = self._plan_container(ask, view, gpu_kind, old, over)
         if isinstance(outcome, Refusal):
-            keeps = old is not None and not old.adopted and same_ask(old, ask)
-            return old if keeps and old is not None else outcome
-        if old is not None and same_plan(old, outcome):
+            keeps = old is not None and not lost_to and not old.adopted and same_ask(old, ask)
+            return old if keeps and old is not None else _with_takers(outcome, lost_to)
+        if old is not None and not same_ask(old, ask):
+            self._holders.turns.outdated.add(old.key)
+            return Refusal(
+                RefusalCode.BEING_RELEASED,
+                "it asks for something else than before: what it held is let go first, once no process of it is left",
+            )
+        if old is not None and not lost_to and same_plan(old, outcome):
             return old
         outcome = self._store.replace(old, outcome)
         self._changed()
         return outcome
+
+    def _plan_container(
+        self, ask: ContainerAsk, view: NodeView, gpu_kind: str, old: Allocation | None, before: list[Allocation]
+    ) -> Allocation | Refusal:
+        """Plans it in the place of what it held itself, and of these, whose turn it takes."""
+        own = () if old is None else (old.key,)
+        taken = () if old is None else tuple(key for key in old.after if key in self._accounts)
+        after = tuple(dict.fromkeys((*taken, *(allocation.key for allocation in before))))
+        return plan_container(
+            ask,
+            view,
+            self._accounts.without({*own, *after}),
+            generation=self._store.next_generation(),
+            gpu_kind=gpu_kind,
+            after=after,
+        )
+
+    def _turns_over(self, ask: ContainerAsk) -> list[Allocation]:
+        """What other containers of its pod hold on just its GPUs, in its mode, and have ended."""
+        return [
+            allocation
+            for allocation in self._accounts.of_pod(ask.container.pod_uid)
+            if allocation.container != ask.container
+            and allocation.container is not None
+            and self._holders.turns.is_over(allocation.container.id)
+            and allocation.mode is ask.mode
+            and set(allocation.gpus) == set(ask.gpus)
+        ]
 
     def adopt_container(
         self, ask: ContainerAsk, key: str | None, view: NodeView, gpu_kind: str, *, trusted: bool
@@ -151,6 +192,7 @@ class Grants:
             GpufracError: it can't be planned at all.
         """
         self._holders.pod_runs(ask.container.pod_uid)
+        self._holders.turns.asked(ask.container.id)
         if (known := self._accounts.of_container(ask.container)) is not None:
             return known
         generation = self._store.next_generation()
@@ -221,3 +263,16 @@ class Grants:
             self._releasing.discard(key)
             self._holders.forget(key)
             self._changed()
+
+
+def _name(allocation: Allocation) -> str:
+    """Of the container that annotations describe."""
+    return allocation.container.container if allocation.container is not None else ""
+
+
+def _with_takers(refusal: Refusal, takers: list[Allocation]) -> Refusal:
+    """A refusal for lack of room, and who took what it held."""
+    if not takers or refusal.code not in _NO_ROOM:
+        return refusal
+    names = ", ".join(map(_name, takers))
+    return Refusal(refusal.code, f"{refusal}; what it held went to {names} of its own pod after it had ended")

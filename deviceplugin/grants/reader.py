@@ -1,6 +1,7 @@
 """Questions about what is known, granted and held, for who changes nothing: each answer is of one moment."""
 
 import threading
+from collections.abc import Collection
 
 from deviceplugin.grants import inspection
 from deviceplugin.grants.drains import Drains
@@ -115,6 +116,24 @@ class Reader:
         """What an annotated container holds now."""
         with self._lock:
             return self._accounts.of_container(container)
+
+    def takers(self, allocation: Allocation) -> list[Allocation]:
+        """Containers that took the turn of an annotated one; see Accounts."""
+        with self._lock:
+            return self._accounts.takers(allocation)
+
+    def has_turns_over(self, container: ContainerRef) -> bool:
+        """Whether another container of its pod holds something and has ended."""
+        with self._lock:
+            of_pod = self._accounts.of_pod(container.pod_uid)
+            others = (a.container for a in of_pod if a.container is not None and a.container != container)
+            return any(self._holders.turns.is_over(other.id) for other in others)
+
+    def living_pods(self, allocation: Allocation) -> Collection[str]:
+        """UIDs of the pod of an annotated allocation that may be let go though its pod is there."""
+        with self._lock:
+            there = allocation.container is not None and not self._accounts.is_vacated(allocation.key)
+            return self._holders.pods(allocation).keys() if there else ()
 
     def share(self, key: str) -> tuple[Allocation, Holder | None] | None:
         """A live share of the device plugin by its key, and who holds it as far as the kubelet has shown."""

@@ -42,6 +42,7 @@ _EVENTS: Final = {
     pb.STOP_POD_SANDBOX: Kind.STOP_POD,
     pb.REMOVE_POD_SANDBOX: Kind.REMOVE_POD,
     pb.START_CONTAINER: Kind.START_CONTAINER,
+    pb.STOP_CONTAINER: Kind.STOP_CONTAINER,
     pb.REMOVE_CONTAINER: Kind.REMOVE_CONTAINER,
 }
 """What a StateChange may be about."""
@@ -52,6 +53,7 @@ _METHODS: Final = {
     "RemovePodSandbox": Kind.REMOVE_POD,
     "CreateContainer": Kind.CREATE_CONTAINER,
     "StartContainer": Kind.START_CONTAINER,
+    "StopContainer": Kind.STOP_CONTAINER,
     "RemoveContainer": Kind.REMOVE_CONTAINER,
 }
 _NOT_OURS: Final = frozenset(
@@ -63,7 +65,6 @@ _NOT_OURS: Final = frozenset(
         "PostStartContainer",
         "UpdateContainer",
         "PostUpdateContainer",
-        "StopContainer",
         "ValidateContainerAdjustment",
     )
 )
@@ -229,6 +230,8 @@ def _tell(entry: Entry, handler: Handler) -> bytes:
             return pb.CreateContainerResponse(adjust=codec.adjustment_message(adjustment)).SerializeToString()
         case Entry(kind=Kind.START_CONTAINER, pod=Pod() as pod, container=Container() as container):
             handler.start_container(pod, container)
+        case Entry(kind=Kind.STOP_CONTAINER, pod=Pod() as pod, container=Container() as container):
+            handler.stop_container(pod, container)
         case Entry(kind=Kind.REMOVE_CONTAINER, pod=Pod() as pod, container=Container() as container):
             handler.remove_container(pod, container)
     return b""

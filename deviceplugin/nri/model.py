@@ -132,6 +132,9 @@ class Handler(Protocol):
     def start_container(self, pod: Pod, container: Container) -> None:
         """The container's cgroup is there, its program has not begun. Raises Refused."""
 
+    def stop_container(self, pod: Pod, container: Container) -> None:
+        """Its processes have ended, by themselves or not."""
+
     def remove_container(self, pod: Pod, container: Container) -> None: ...
 
     def disconnected(self, reason: str) -> None:

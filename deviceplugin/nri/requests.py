@@ -30,6 +30,7 @@ class Kind(StrEnum):
     REMOVE_POD = "remove pod"
     CREATE_CONTAINER = "create container"
     START_CONTAINER = "start container"
+    STOP_CONTAINER = "stop container"
     REMOVE_CONTAINER = "remove container"
     DISCONNECTED = "disconnected"
 

@@ -46,13 +46,15 @@ def plan_container(
     *,
     generation: int,
     gpu_kind: str = "",
+    after: tuple[str, ...] = (),
     force: bool = False,
 ) -> Allocation | Refusal:
     """Plans what an annotated container gets.
 
     Args:
-        accounts: without what the same container held before.
+        accounts: without what the same container held before, and without `after`.
         generation: makes the key; must be new.
+        after: keys of other containers' allocations of its pod, whose turn it takes.
         gpu_kind: the CDI kind its GPUs come by, empty where the runtime makes devices from NVIDIA_VISIBLE_DEVICES.
         force: plan without asking for room and level: it runs already, and what it takes must count.
     """
@@ -107,6 +109,7 @@ def plan_container(
         thread_percent=ask.thread_percent,
         gpu_kind=gpu_kind,
         adopted=force,
+        after=after,
         container=ask.container,
         asked_request_bytes=asked.request_bytes,
         asked_limit_bytes=asked.limit_bytes,
@@ -122,8 +125,7 @@ def reduced(ask: ContainerAsk, gpus: Collection[GpuView], accounts: Accounts) ->
         ask = _scaled(ask, gpus)
     request_bytes, limit_bytes = ask.request_bytes, ask.limit_bytes
     for gpu in gpus:
-        booked_bytes = sum(live.booked_bytes for live in accounts.on_gpu(gpu.uuid).values())
-        if booked_bytes + counted_bytes > gpu.info.memory_total_bytes:
+        if accounts.booked_bytes(gpu.uuid) + counted_bytes > gpu.info.memory_total_bytes:
             return ask
         if ask.limit_bytes <= gpu.info.memory_total_bytes:
             limit_bytes = min(limit_bytes, gpu.usable_bytes)
@@ -161,9 +163,14 @@ def shortfall(allocation: Allocation) -> str:
 
 
 def same_plan(old: Allocation, new: Allocation) -> bool:
-    """Whether two plans of one container mean the same, whenever they were made."""
+    """Whether two plans of one container mean the same, whenever they were made and whosever turn they take."""
     same = structs.replace(
-        new, key=old.key, generation=old.generation, created_unix_s=old.created_unix_s, adopted=old.adopted
+        new,
+        key=old.key,
+        generation=old.generation,
+        created_unix_s=old.created_unix_s,
+        adopted=old.adopted,
+        after=old.after,
     )
     return same == old
 
@@ -375,12 +382,14 @@ def _no_room(ask: ContainerAsk, gpus: list[GpuView], accounts: Accounts, asked_b
 
 def _of_the_same_pod(ask: ContainerAsk, held: Iterable[Allocation]) -> str:
     """What to do about a lack of room."""
-    own_bytes = sum(
-        live.request_bytes for live in held if live.container and live.container.pod_uid == ask.container.pod_uid
-    )
-    if not own_bytes:
+    own = {
+        live.container.container: live.request_bytes
+        for live in held
+        if live.container and live.container.pod_uid == ask.container.pod_uid
+    }
+    if not own:
         return "wait for one to end, or ask for less"
     return (
-        f"{format_bytes(own_bytes)} of it are other containers' of the same pod, init containers included, which hold "
-        "it as long as the pod lives: ask for less"
+        f"{format_bytes(sum(own.values()))} of it are of {', '.join(own)} in the same pod, which have not ended as far "
+        "as the container runtime tells: wait for that, or ask for less"
     )

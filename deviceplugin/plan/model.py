@@ -321,8 +321,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     `main_socket`: though it is time-slicing it reaches the MPS daemon, and so is a part of eviction; None, of older
     versions: where it has a guarantee.
 
-    `after` are the keys of other pods' allocations that had some of its shares when it was granted: when it starts, no
-    process of theirs may live.
+    `after` are the keys of other pods' allocations that had some of its shares when it was granted, or of containers of
+    its own annotated pod whose turn it takes: when it starts, no process of theirs may live.
 
     `container` is whose it is, of annotated containers only: shares are the kubelet's to give. `group` is the name of
     its GPUs together (shares.groups), empty where no daemon serves all of them. `asked_request_bytes` and

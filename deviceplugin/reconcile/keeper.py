@@ -27,6 +27,7 @@ from deviceplugin.reconcile.report import Report
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.processes import PodProcess
+from mpsd.common.reason import Reason
 from mpsd.common.threads import GuardedThread, Mishaps
 from mpsd.localapi.snapshot import Desired, GpuClients, LimitQuery, LimitReading
 
@@ -165,6 +166,10 @@ class Keeper:
         """Waits for the CDI file of a live allocation as it is planned now, the permission to start; what it says, None
         after the time."""
         return self._files.wait(key, timeout_s)
+
+    def held_back(self, key: str) -> Reason | None:
+        """Whose processes an allocation waits for that may start otherwise."""
+        return self._attacher.held_back.get(key)
 
     def recheck(self, *, release: bool = True) -> None:
         """While an Allocate waits: looks at the kubelet once and, before a refusal, lets go at once of what is gone."""

@@ -51,13 +51,15 @@ class LastOwners:
             clients, pods = self._look_up(allocation.gpus), self._reader.pods()
             own = pods.get(allocation.key, ())
             unknown, alive = living(allocation.gpus, clients, older, pods, but=own)
+            who = "the share's last owner"
+            if allocation.container is not None:
+                who = "a container of its pod whose turn it takes"
             if unknown:
-                held_back[allocation.key] = _in_use(f"whether its last owner is gone can't be told: {unknown}")
+                held_back[allocation.key] = _in_use(f"whether {who} is gone can't be told: {unknown}")
             elif alive:
-                held_back[allocation.key] = _in_use(f"pid {alive} of the share's last owner still uses the GPU")
-            elif alive := self._still_ending(older, pods, own):
-                text = f"pid {alive} of the share's last owner still runs and may use the GPU"
-                held_back[allocation.key] = _in_use(text)
+                held_back[allocation.key] = _in_use(f"pid {alive} of {who} still uses the GPU")
+            elif alive := self._still_ending(allocation, older, pods):
+                held_back[allocation.key] = _in_use(f"pid {alive} of {who} still runs and may use the GPU")
         return held_back
 
     def objections(self, going: Iterable[Allocation], clients: Mapping[str, GpuClients]) -> dict[str, Reason]:
@@ -76,14 +78,17 @@ class LastOwners:
     ) -> Reason | None:
         lost = self._reader.node.lost(allocation.gpus)
         there = [gpu for gpu in allocation.gpus if gpu not in lost]
-        unknown, alive = living(there, clients, {allocation.key}, pods)
+        stays = self._reader.living_pods(allocation)
+        ended = "its container is made anew" if stays else "its pod is gone"
+        unknown, alive = living(there, clients, {allocation.key}, pods, but=stays)
         if unknown:
             return Reason(ReleaseCode.NOT_KNOWN, f"mpsd can't say whether its processes live: {unknown}")
         if alive:
-            return Reason(ReleaseCode.USES_GPU, f"its pod is gone but pid {alive} still uses the GPU")
-        gone = pods.get(allocation.key, ())  # somebody else may have released it meanwhile
+            return Reason(ReleaseCode.USES_GPU, f"{ended} but pid {alive} still uses the GPU")
+        # Somebody else may have released it meanwhile.
+        gone = [uid for uid in pods.get(allocation.key, ()) if uid not in stays]
         if alive := _running(processes, gone, {allocation.key} if lost or not gone else ()):
-            return Reason(ReleaseCode.STILL_RUNS, f"its pod is gone but pid {alive} still runs and may use the GPU")
+            return Reason(ReleaseCode.STILL_RUNS, f"{ended} but pid {alive} still runs and may use the GPU")
         return None
 
     def have_run(self, keys: Collection[str]) -> set[str]:
@@ -91,10 +96,13 @@ class LastOwners:
         started = {process.marker for found in self._pod_processes().values() for process in found}
         return {key for key in keys if key in started}
 
-    def _still_ending(self, keys: Collection[str], pods: Pods, own: Collection[str]) -> str:
-        """PIDs (some, as text) of who has the shares of a pod with these UIDs until the kubelet has cleaned up: one
-        that holds no memory of a GPU now may take some yet. Of allocations that no pod was seen with, such as after a
-        restart, what processes were started with tells."""
+    def _still_ending(self, allocation: Allocation, keys: Collection[str], pods: Pods) -> str:
+        """PIDs (some, as text) of who has what these allocations held until the kubelet has cleaned up: one that holds
+        no memory of a GPU now may take some yet. Of allocations of its own pod, and of those that no pod was seen with,
+        such as after a restart, what processes were started with tells."""
+        own = pods.get(allocation.key, ())
+        if allocation.container is not None:
+            return _running(self._pod_processes(), (), keys)
         there = {uid for key in keys for uid in pods.get(key, ()) if uid not in own and self._pod_exists(uid)}
         unseen = {key for key in keys if not pods.get(key)}
         return _running(self._pod_processes(), there, unseen, but=own) if there or unseen else ""

@@ -61,7 +61,7 @@ def allocation_status(
     limits = report.limits.get(allocation.key, LimitState())
     unenforced, doubt = report.unenforced.get(allocation.key), report.doubts.get(allocation.key)
     enforcement, lowered = _level_now(allocation, limits, inspection)
-    if allocation.key in inspection.vacated:
+    if allocation.key in inspection.vacated or allocation.key in report.release_blocked:
         state = "leaving"
         reason: Reason | None = report.release_blocked.get(allocation.key, POD_GONE)
     elif allocation.key in report.published:

@@ -78,6 +78,9 @@ class Recorder:
         self._tell("start", container.name)
         self.on_start(pod, container)
 
+    def stop_container(self, pod: Pod, container: Container) -> None:
+        self._tell("stop", container.name)
+
     def remove_container(self, pod: Pod, container: Container) -> None:
         self._tell("remove", container.name)
 

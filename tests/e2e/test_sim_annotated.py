@@ -171,6 +171,24 @@ def test_two_halves_are_equal_though_the_scheduler_counts_what_the_node_keeps_ba
     assert all("instead of 40Gi" in shown["notes"][0] for shown in report["pods"])
 
 
+def test_an_init_container_and_the_next_take_turns_on_more_than_half_of_a_gpu() -> None:
+    """What the pod holds is what the larger of both asks for: there is room beside it."""
+    key = "nvidia.com/container"
+    keys = {f"{key}.{name}.gpu-memory.limit": "48Gi" for name in ("fetch", "main")}
+    keys |= {f"{key}.{name}.gpus.devices": "0" for name in ("fetch", "main")}
+    text = (
+        f"apiVersion: v1\nkind: Pod\nmetadata: {{name: a, annotations: {json.dumps(keys)}}}\n"
+        "spec: {initContainers: [{name: fetch, image: x}], containers: [{name: main, image: x}]}\n---\n"
+    )
+    beside = pod("b", scheduler="default-scheduler", limit="30Gi", devices="0")
+    code, report = run(*NEW, "--gpus", "1", text=text + beside)
+    assert code == 0, report
+    given = {entry["name"]: entry["allocation"] for entry in report["pods"][0]["containers"]}
+    assert [given[name]["limitBytes"] for name in ("fetch", "main")] == [48 * GIB, 48 * GIB]
+    assert given["fetch"]["key"] != given["main"]["key"]
+    assert main(report, "b")["allocation"]["limitBytes"] == 30 * GIB
+
+
 @pytest.mark.parametrize(
     ("text", "note"),
     [

@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -23,7 +23,7 @@ MORE = """
 annotations: {{gpus: {{include: all}}, share: true, trust: {trust}, shortfall: refuse}}
 nri: {{socket: {root}/nri.sock}}
 """
-PREFIX = "nvidia.com/container.main"
+PREFIX = "nvidia.com/container"
 PATIENT = {"deviceplugin.nri.session.ANSWER_S": 0.9 * WAIT_S}
 """A runtime that waits, and a plugin that makes use of it: a late answer is no fault of any test here."""
 
@@ -63,7 +63,9 @@ class AnnotatedNode:
         self._stack.callback(self.runtime.close)
 
     def _inventory(self) -> tuple[list[Pod], list[Container]]:
-        return [pod for pod, _ in self.pods.values()], [container for _, container in self.pods.values()]
+        """What has ended is not shown."""
+        running = [container for _, container in self.pods.values() if container.state is ContainerState.RUNNING]
+        return [pod for pod, _ in self.pods.values()], running
 
     def kill_plugin(self) -> None:
         kill(self.process)
@@ -91,20 +93,30 @@ class AnnotatedNode:
         """What a scrape would give."""
         return metrics.render(self.plugin.status())
 
-    def ask(self, gpu: int = 0, mode: str = "sm-sharing", limit: str = "8Gi") -> tuple[Pod, Container]:
-        """A pod that asks for a part of a GPU; its sandbox is made."""
+    def ask(
+        self, gpu: int = 0, mode: str = "sm-sharing", limit: str = "8Gi", containers: Sequence[str] = ("main",)
+    ) -> tuple[Pod, Container]:
+        """A pod each of whose containers asks for a part of a GPU, and the first one; its sandbox is made."""
         self._count += 1
         name = f"p{self._count}"
-        annotations = {
-            f"{PREFIX}.gpu-memory.limit": limit,
-            f"{PREFIX}.gpu-compute.mode": mode,
-            f"{PREFIX}.gpus.devices": gpu_uuid(gpu),
-        }
+        values = {"gpu-memory.limit": limit, "gpu-compute.mode": mode, "gpus.devices": gpu_uuid(gpu)}
+        annotations = {f"{PREFIX}.{one}.{key}": value for one in containers for key, value in values.items()}
         pod = Pod(id=f"s-{name}", name=name, uid=f"uid-{name}", namespace="ns", annotations=annotations, pid=1)
         cgroups_path = f"{KUBEPODS.removesuffix('.slice')}-pod{name}.slice:cri-containerd:{name}"
         (self.root / "kubelet" / "pods" / pod.uid).mkdir(parents=True, exist_ok=True)
         self.runtime.run_pod(pod)
-        return pod, Container(id=name, pod_id=pod.id, name="main", cgroups_path=cgroups_path)
+        return pod, Container(id=name, pod_id=pod.id, name=containers[0], cgroups_path=cgroups_path)
+
+    def another(self, container: Container, name: str) -> Container:
+        """Another container of the same pod."""
+        path = f"{container.cgroups_path}-{name}"
+        return structs.replace(container, id=f"{container.id}-{name}", name=name, cgroups_path=path)
+
+    def end(self, pod: Pod) -> None:
+        """The container of a pod that was made last ends, and its sandbox stays."""
+        _, container = self.pods[pod.name]
+        self.pods[pod.name] = (pod, structs.replace(container, state=ContainerState.STOPPED))
+        self.runtime.stop_container(pod, container)
 
     def make(self, pod: Pod, container: Container) -> str:
         """Creates and starts it, and tries until that is allowed, as the kubelet does; its pod's name."""

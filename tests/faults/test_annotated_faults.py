@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import struct
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,8 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.nri.model import Adjustment, ContainerState
+from mpsd.common.marker import MARKER
+from mpsd.common.processes import SIMULATED_CONTAINER, SIMULATED_POD_UID
 from mpsd.sim.model import gpu_uuid
 from tests.faults.annotatednode import AnnotatedNode
 from tests.waiting import WAIT_S
@@ -216,3 +219,35 @@ def test_a_pod_that_waits_for_memory_gets_it_when_the_one_before_is_gone(short_t
         node.until_refused(pod, container, "usable is free")
         node.stop(node.pods.pop(big)[0])
         assert node.make(pod, container) == pod.name, "without a grace: somebody waits"
+
+
+def test_a_turn_is_taken_over_kills_of_everything_and_only_once_nobody_is_left(node: AnnotatedNode) -> None:
+    pod, init = node.ask(limit="60Gi", containers=("init", "main"))
+    main = node.another(init, "main")
+    node.make(pod, init)
+    key = node.holders()[pod.name]
+    environment = {SIMULATED_POD_UID: pod.uid, SIMULATED_CONTAINER: "init", MARKER: key}
+    with subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, env=environment) as left:
+        try:
+            node.until_refused(pod, main, "60Gi of it are of init in the same pod")
+            node.end(pod)
+            node.kill_plugin()
+            node.start_plugin()
+            node.until_refused(pod, main, f"pid {left.pid} of a container of its pod whose turn it takes")
+            node.kill_mpsd()
+            node.kill_plugin()
+            node.mpsd = node.plugin.mpsd.start()
+            node.start_plugin()
+            node.until_refused(pod, main, f"pid {left.pid} of a container of its pod whose turn it takes")
+        finally:
+            left.kill()
+    node.make(pod, main)
+    node.until_refused(*node.ask(limit="30Gi"), "usable is free")
+    node.make(*node.ask(limit="18Gi"))
+    node.kill_plugin()
+    node.start_plugin()
+    node.until_refused(*node.ask(limit="30Gi"), "usable is free")
+    node.until_refused(pod, node.another(init, "init"), "60Gi of it are of main in the same pod")
+    node.stop(pod)
+    del node.pods[pod.name]
+    node.make(*node.ask(limit="60Gi"))

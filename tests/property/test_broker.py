@@ -17,8 +17,10 @@ from msgspec import structs
 from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.drains import Drains
 from deviceplugin.grants.holders.model import Holder, Observation
+from deviceplugin.grants.holders.turns import Instance
 from deviceplugin.grants.ledger import Ledger
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
+from deviceplugin.plan.reasons import RefusalCode
 from deviceplugin.plan.start import start_objection
 from deviceplugin.reconcile.hardlimits import VERIFIED_S
 from mpsd.common.processes import PodProcess
@@ -226,11 +228,16 @@ class Node(RuleBasedStateMachine):
         inspection = self.broker.inspect()
         for gpu in inspection.view.gpus.values():
             on_gpu = [a for a in inspection.allocations if gpu.uuid in a.gpus]
+            passed_on = {key for a in on_gpu for key in a.after}
             shares = {(a.resource, share): 0 for a in on_gpu for share in a.device_ids}
             for a in on_gpu:
                 for share in a.device_ids:
-                    shares[a.resource, share] = max(shares[a.resource, share], a.share_bytes)
-            assert sum(shares.values()) == inspection.held[gpu.uuid].granted_bytes <= gpu.usable_bytes
+                    if a.container is None or a.key not in passed_on:
+                        shares[a.resource, share] = max(shares[a.resource, share], a.share_bytes)
+            granted_bytes = inspection.held[gpu.uuid].granted_bytes
+            assert sum(shares.values()) <= granted_bytes <= gpu.usable_bytes
+            if not any(a.container and a.key in passed_on for a in on_gpu):
+                assert sum(shares.values()) == granted_bytes
             assert len({a.mode for a in on_gpu}) <= 1
             assert len({a.group for a in on_gpu if a.group}) <= 1, "one daemon owns a GPU"
 
@@ -343,6 +350,8 @@ class AnnotatedPods(Node):
     def __init__(self) -> None:
         super().__init__()
         self.pods: dict[str, ContainerRef] = {}
+        self.containers: dict[str, ContainerRef] = {}
+        """Those that run, by the runtime's ID."""
 
     @rule(
         container=st.sampled_from(PODS),
@@ -351,9 +360,17 @@ class AnnotatedPods(Node):
         mode=st.sampled_from(Mode),
         gpus=st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True),
         by_cdi=st.booleans(),
+        lasting=st.sets(st.sampled_from("ab")),
     )
     def create(
-        self, container: ContainerRef, request: int, more: int, mode: Mode, gpus: list[int], by_cdi: bool
+        self,
+        container: ContainerRef,
+        request: int,
+        more: int,
+        mode: Mode,
+        gpus: list[int],
+        by_cdi: bool,
+        lasting: set[str],
     ) -> None:
         ask = ContainerAsk(
             container=container,
@@ -362,13 +379,20 @@ class AnnotatedPods(Node):
             mode=mode,
             gpus=tuple(info(index).uuid for index in gpus),
         )
-        outcome = self.broker.allocate_container(ask, by_cdi=by_cdi)
+        outcome = self.broker.allocate_container(ask, by_cdi=by_cdi, lasting=lasting)
         if isinstance(outcome, Refusal):
             assert outcome.message
+            if outcome.code == RefusalCode.BEING_RELEASED:
+                self.pods = {key: c for key, c in self.pods.items() if c != container}
             return
+        identifier = f"{container.id}/{len(self.containers)}/{self.now_s}"
+        self.broker.container_runs(Instance(identifier, container.id, container.pod_uid))
+        self.containers[identifier] = container
+        runs = {a.key for a in self.broker.allocations() if a.container in self.containers.values()}
+        assert runs.isdisjoint(outcome.after), "it takes the turn of one that runs"
         self.pods[outcome.key] = container
         self.pods = {key: c for key, c in self.pods.items() if c != container or key == outcome.key}
-        assert self.broker.allocate_container(ask, by_cdi=by_cdi) == outcome
+        assert self.broker.allocate_container(ask, by_cdi=by_cdi, lasting=lasting) == outcome
         asked = (ask.request_bytes, ask.limit_bytes)
         got = (outcome.request_bytes, outcome.limit_bytes)
         assert outcome.mode is mode
@@ -383,14 +407,25 @@ class AnnotatedPods(Node):
     def end(self, data: st.DataObject, told: bool) -> None:
         uid = data.draw(st.sampled_from(sorted({container.pod_uid for container in self.pods.values()})))
         self.pods = {key: container for key, container in self.pods.items() if container.pod_uid != uid}
+        self.containers = {i: container for i, container in self.containers.items() if container.pod_uid != uid}
         if told:
+            self.broker.run_ended(uid)
             self.broker.pod_stopped(uid)
         else:
             self.synchronize(heard=True)
 
+    @precondition(lambda self: self.containers)
+    @rule(data=st.data())
+    def container_ends(self, data: st.DataObject) -> None:
+        identifier = data.draw(st.sampled_from(sorted(self.containers)))
+        del self.containers[identifier]
+        self.broker.run_ended(identifier)
+
     @rule(heard=st.booleans())
     def synchronize(self, heard: bool) -> None:
         self.broker.observe_pods({container.pod_uid for container in self.pods.values()} if heard else None)
+        if heard:
+            self.broker.observe_containers({i: Instance(i, c.id, c.pod_uid) for i, c in self.containers.items()})
 
     @rule(seconds=st.sampled_from([0.5, 5, 20, 100]), pressed=st.booleans())
     def look(self, seconds: float, pressed: bool) -> None:

@@ -243,6 +243,9 @@ class FrontEnd:
     def start_container(self, pod: Pod, container: Container) -> None:
         self._some("start_container")
 
+    def stop_container(self, pod: Pod, container: Container) -> None:
+        self._some("stop_container")
+
     def remove_container(self, pod: Pod, container: Container) -> None:
         self._some("remove_container")
 

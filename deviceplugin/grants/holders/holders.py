@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from deviceplugin.grants.holders.model import Holder, Observation, Pods
 from deviceplugin.grants.holders.pods import PodHolders
 from deviceplugin.grants.holders.shares import ShareHolders
+from deviceplugin.grants.holders.turns import Instance, Turns
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.model import Allocation
 
@@ -13,7 +14,7 @@ from deviceplugin.plan.model import Allocation
 class Holders:
     """Over the accounts of the same owner, in which it notes what nobody holds any more. Times are monotonic seconds.
 
-    `shares` and `annotated` are the two ways.
+    `shares` and `annotated` are the two ways; `turns` tells which containers of annotated pods ended.
 
     Args:
         changed: called when other allocations than before are held by nobody.
@@ -23,6 +24,7 @@ class Holders:
         self._accounts, self._changed = accounts, changed
         self.shares = ShareHolders()
         self.annotated = PodHolders()
+        self.turns = Turns()
 
     def holder(self, allocation: Allocation) -> Holder | None:
         """Who holds it now, as far as known."""
@@ -74,12 +76,14 @@ class Holders:
             pressed: a request is about to be refused: what is known to be gone need not wait out a grace.
         """
         pods = self.annotated.releasable(now_s, pressed=pressed)
-        return self.shares.releasable(now_s, pressed=pressed) | self._of(pods)
+        return self.shares.releasable(now_s, pressed=pressed) | self._of(pods) | self.turns.outdated
 
     def forget(self, key: str) -> None:
         """An allocation was released, and is in the accounts no more."""
         self.shares.forget(key)
         self.annotated.keep(self.annotated_pods())
+        held = [(allocation.key, container.id) for allocation, container in self._accounts.annotated()]
+        self.turns.keep({container for _, container in held}, {key for key, _ in held})
 
     def judgeable(self) -> dict[str, int]:
         """What an observation of the kubelet that begins now may judge."""
@@ -97,10 +101,15 @@ class Holders:
     def kubelet_restarted(self, at_s: float) -> None:
         self.shares.kubelet_restarted(self._shares(), at_s)
 
+    def observe_containers(self, running: Mapping[str, Instance]) -> None:
+        """All containers of annotated pods that have not ended, by their IDs."""
+        self.turns.synchronized(running, {container.id for _, container in self._accounts.annotated()})
+
     def observe_pods(self, alive: Collection[str] | None, now_s: float) -> None:
         """All pods with a sandbox, by UID; None: the runtime is not heard of any more."""
         if alive is None:
             self.annotated.unheard()
+            self.turns.unheard()
         else:
             self.annotated.synchronized(self.annotated_pods(), alive, now_s)
         self.note_vacated()

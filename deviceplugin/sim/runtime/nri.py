@@ -31,6 +31,7 @@ _OWN_CALLS: Final[dict[pb.Event, str]] = {
     pb.STOP_POD_SANDBOX: "StopPodSandbox",
     pb.REMOVE_POD_SANDBOX: "RemovePodSandbox",
     pb.START_CONTAINER: "StartContainer",
+    pb.STOP_CONTAINER: "StopContainer",
     pb.REMOVE_CONTAINER: "RemoveContainer",
 }
 
@@ -157,6 +158,9 @@ class NriRuntime:
 
     def start_container(self, pod: Pod, container: Container) -> None:
         self._event(pb.START_CONTAINER, pod, container)
+
+    def stop_container(self, pod: Pod, container: Container) -> None:
+        self._event(pb.STOP_CONTAINER, pod, container)
 
     def remove_container(self, pod: Pod, container: Container) -> None:
         self._event(pb.REMOVE_CONTAINER, pod, container)

@@ -13,7 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -41,6 +41,7 @@ class Nri(Protocol):
     def remove_pod(self, pod: Pod) -> None: ...
     def create_container(self, pod: Pod, container: Container) -> Adjustment: ...
     def start_container(self, pod: Pod, container: Container) -> None: ...
+    def stop_container(self, pod: Pod, container: Container) -> None: ...
     def remove_container(self, pod: Pod, container: Container) -> None: ...
 
 
@@ -150,11 +151,13 @@ class Sandboxes:
 
     def stopped(self, uid: str, name: str = "") -> None:
         """A container of a pod has ended, or all of them."""
-        with self._lock:
-            for entry in self._entries.values():
-                if entry.container.pod_id == sandbox_id(uid) and name in ("", entry.container.name):
-                    entry.process = None
-                    entry.container = msgspec.structs.replace(entry.container, state=ContainerState.STOPPED, pid=0)
+        for entry in self._of(uid, name):
+            with self._lock:
+                ends = entry.container.state is not ContainerState.STOPPED
+                entry.process = None
+                entry.container = msgspec.structs.replace(entry.container, state=ContainerState.STOPPED, pid=0)
+            if ends:
+                self._tell_of(entry.container, "stop")
 
     def remove(self, uid: str) -> None:
         """A pod goes, with what it had. Its containers have ended."""
@@ -186,7 +189,11 @@ class Sandboxes:
     def _remove(self, container: Container) -> None:
         with self._lock:
             self._entries.pop(container.id, None)
-        self._tell(lambda nri: nri.remove_container(self._pod_of(container), container))
+        self._tell_of(container, "remove")
+
+    def _tell_of(self, container: Container, what: Literal["stop", "remove"]) -> None:
+        pod = self._pod_of(container)
+        self._tell(lambda nri: (nri.stop_container if what == "stop" else nri.remove_container)(pod, container))
 
     def _tell(self, tell: Callable[[Nri], None]) -> None:
         """News that no plugin can object to."""

@@ -12,6 +12,7 @@ from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Refuse
 from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.start import Grant
 from mpsd.common.errors import GpufracError
+from mpsd.common.reason import Reason
 from mpsd.config.model import (
     AnnotationsConfig,
     Enforcement,
@@ -107,8 +108,11 @@ class Node(World):
     def containers_of(self, namespace: str, pod: str) -> frozenset[str]:
         return self.keeper.containers_of(namespace, pod)
 
-    def recheck(self) -> None:
-        self.keeper.recheck()
+    def held_back(self, key: str) -> Reason | None:
+        return self.keeper.held_back(key)
+
+    def recheck(self, *, release: bool = True) -> None:
+        self.keeper.recheck(release=release)
 
     def wait_attached(self, key: str, timeout_s: float) -> Grant | None:
         assert timeout_s <= 1

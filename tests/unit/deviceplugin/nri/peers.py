@@ -49,7 +49,7 @@ def created(number: int = 1) -> bytes:
 
 def state_change(event: pb.Event, number: int = 1) -> bytes:
     change = pb.StateChangeEvent(event=event, pod=codec.pod_message(pod(number)))
-    if event in (pb.START_CONTAINER, pb.REMOVE_CONTAINER):
+    if event in (pb.START_CONTAINER, pb.STOP_CONTAINER, pb.REMOVE_CONTAINER):
         change.container.CopyFrom(codec.container_message(container(number)))
     return message(change)
 
@@ -125,6 +125,9 @@ class Recorder:
 
     def start_container(self, pod: Pod, container: Container) -> None:
         self._note("start_container", pod, container)
+
+    def stop_container(self, pod: Pod, container: Container) -> None:
+        self._note("stop_container", pod, container)
 
     def remove_container(self, pod: Pod, container: Container) -> None:
         self._note("remove_container", pod, container)

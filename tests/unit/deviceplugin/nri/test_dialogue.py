@@ -62,7 +62,7 @@ def test_configure_is_answered_at_once_with_the_events_that_we_need() -> None:
     talk = Talk(configured=False)
     answer = talk.ask("Configure", configure(3000))
     # RUN_POD 1, STOP_POD 2, REMOVE_POD 3, CREATE 4, START 6, REMOVE 11: bit n-1 each
-    assert answer == Answer(1, b"\x10" + b"\xaf\x08")
+    assert answer == Answer(1, b"\x10" + b"\xaf\x0c")
     talk.work()
     name, (runtime,) = talk.handler.next()
     assert (name, runtime.name, runtime.version, runtime.request_timeout_s) == ("connected", "test", "1", 3.0)
@@ -70,7 +70,7 @@ def test_configure_is_answered_at_once_with_the_events_that_we_need() -> None:
 
 def test_a_second_configure_is_not_told() -> None:
     talk = Talk()
-    assert talk.ask("Configure", configure(1000)) == Answer(3, b"\x10\xaf\x08")
+    assert talk.ask("Configure", configure(1000)) == Answer(3, b"\x10\xaf\x0c")
     assert talk.queue.begin(0.0) is None
     assert talk.dialogue.budget_s == pytest.approx(0.6)
 
@@ -87,6 +87,7 @@ def test_a_short_timeout_of_the_runtime_leaves_us_less_time(timeout_ms: int, bud
         ("StopPodSandbox", pb.STOP_POD_SANDBOX, "stop_pod"),
         ("RemovePodSandbox", pb.REMOVE_POD_SANDBOX, "remove_pod"),
         ("StartContainer", pb.START_CONTAINER, "start_container"),
+        ("StopContainer", pb.STOP_CONTAINER, "stop_container"),
         ("RemoveContainer", pb.REMOVE_CONTAINER, "remove_container"),
     ],
 )
@@ -153,7 +154,7 @@ def test_events_before_configure_are_refused() -> None:
 
 def test_what_we_did_not_ask_for_is_answered_with_nothing() -> None:
     talk = Talk()
-    for method in ("Shutdown", "StopContainer", "UpdateContainer", "PostStartContainer", "ValidateContainerAdjustment"):
+    for method in ("Shutdown", "UpdateContainer", "PostStartContainer", "ValidateContainerAdjustment"):
         assert talk.ask(method, created()) == Answer(talk.stream)
     for event in (pb.POST_START_CONTAINER, pb.CREATE_CONTAINER, pb.UNKNOWN):
         assert talk.ask("StateChange", state_change(event)) == Answer(talk.stream)

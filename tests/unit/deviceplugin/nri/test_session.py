@@ -113,7 +113,7 @@ def test_the_handshake_is_byte_for_byte_as_the_reference_has_it(world: World) ->
     link.send(chunk(2, whole_frame(1, 2)))
     service = b"\x0a\x1bnri.pkg.api.v1alpha1.Plugin"
     link.send(chunk(1, whole_frame(1, 1, service + b"\x12\x09Configure" + b"\x1a\x05" + b"\x12\x03abc")))
-    expected = chunk(1, whole_frame(1, 2, b"\x12\x03" + b"\x10\xaf\x08"))
+    expected = chunk(1, whole_frame(1, 2, b"\x12\x03" + b"\x10\xaf\x0c"))
     got = b""
     while len(got) < len(expected):
         got += link.connection.recv(len(expected) - len(got))

@@ -119,6 +119,7 @@ def test_the_life_of_a_pod(world: World, state_change: bool) -> None:
     runtime.run_pod(pod())
     assert runtime.create_container(pod(), container()) == Adjustment(env=(("MADE", "container1"),))
     runtime.start_container(pod(), container())
+    runtime.stop_container(pod(), container())
     runtime.remove_container(pod(), container())
     runtime.stop_pod(pod())
     runtime.remove_pod(pod())
@@ -128,6 +129,7 @@ def test_the_life_of_a_pod(world: World, state_change: bool) -> None:
         "run_pod",
         "create_container",
         "start_container",
+        "stop_container",
         "remove_container",
         "stop_pod",
         "remove_pod",
@@ -135,6 +137,7 @@ def test_the_life_of_a_pod(world: World, state_change: bool) -> None:
     assert calls[0][1][0].name == "containerd"
     assert [arguments for _, arguments in calls[2:]] == [
         (pod(),),
+        (pod(), container()),
         (pod(), container()),
         (pod(), container()),
         (pod(), container()),

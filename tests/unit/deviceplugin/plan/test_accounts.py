@@ -1,9 +1,13 @@
 """Sums of what is held: each share once, on each of its GPUs."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.ids import device_id
+from deviceplugin.plan.model import Allocation, ContainerRef
 from mpsd.config.model import GIB
 from tests.builders import allocation, uuid
 
@@ -37,3 +41,60 @@ def test_who_is_not_there_may_be_removed_and_nobody_is_added_twice() -> None:
     accounts.add(held)
     with pytest.raises(ValueError, match=held.key):
         accounts.add(held)
+
+
+def turn(name: str, gib: int, generation: int, *after: str, gpus: tuple[int, ...] = (0,)) -> Allocation:
+    """What a container of one annotated pod holds; its key is its name."""
+    return structs.replace(
+        allocation("a", FIRST, gib=gib),
+        key=name,
+        device_ids=(f"uid/{name}",),
+        resource="annotations",
+        generation=generation,
+        gpus=tuple(map(uuid, gpus)),
+        after=after,
+        container=ContainerRef(namespace="ns", pod="p", pod_uid="uid", container=name),
+    )
+
+
+@given(st.permutations(range(5)), st.permutations(range(5)))
+def test_a_pod_counts_what_its_containers_could_hold_at_one_moment(coming: list[int], going: list[int]) -> None:
+    """Init containers of 30 and 50 GiB, then three others together; in whatever order records are read and go."""
+    last = ("j",)
+    held = [
+        turn("i", 30, 1, gpus=(0, 1)),
+        turn("j", 50, 2, "i"),
+        turn("a", 10, 3, *last),
+        turn("b", 25, 4, *last),
+        turn("c", 10, 5, *last),
+    ]
+    accounts = Accounts()
+    for index in coming:
+        accounts.add(held[index])
+    assert [accounts.granted_bytes(uuid(gpu)) for gpu in (0, 1)] == [50 * GIB, 30 * GIB]
+    assert accounts.limit_bytes(uuid(0)) == accounts.booked_bytes(uuid(0)) == 50 * GIB
+    assert accounts.clients(uuid(0)) == 3
+    assert accounts.without({"i", "j"}).granted_bytes(uuid(0)) == 45 * GIB
+    accounts.replace(structs.replace(held[1], limit_bytes=60 * GIB))
+    assert accounts.limit_bytes(uuid(0)) == 60 * GIB
+    for index in going:
+        accounts.remove(held[index].key)
+    assert [accounts.granted_bytes(uuid(gpu)) for gpu in (0, 1)] == [0, 0]
+    assert not accounts.of_pod("uid")
+
+
+def test_who_took_a_turn_is_known() -> None:
+    accounts = Accounts()
+    first, second = turn("i", 30, 1), turn("a", 10, 2, "i")
+    accounts.add(first)
+    accounts.add(second)
+    assert accounts.takers(first) == [second]
+    assert accounts.takers(second) == []
+    assert second.container is not None
+    assert accounts.of_container(second.container) == second
+
+
+def test_daemons_stay_as_they_are_while_it_is_planned_who_takes_a_turn() -> None:
+    accounts = Accounts()
+    accounts.add(turn("i", 30, 1, gpus=(0, 1)))
+    assert accounts.without({"i"}).spans() == accounts.spans() == [(uuid(0), uuid(1))]

@@ -147,8 +147,8 @@ def test_a_full_gpu_says_what_is_free_and_what_the_same_pod_holds() -> None:
     assert "4Gi of 79Gi usable is free" in full
     assert full.endswith("wait for one to end, or ask for less")
     own = refused(plan(asking(8), seen(), other(75, container="init")), Kind.NO_ROOM)
-    assert own.endswith("75Gi of it are other containers' of the same pod, init containers included, which hold it as "
-                        "long as the pod lives: ask for less")  # fmt: skip
+    assert own.endswith("75Gi of it are of init in the same pod, which have not ended as far as the container runtime "
+                        "tells: wait for that, or ask for less")  # fmt: skip
 
 
 def test_a_gpu_takes_so_many_mps_clients() -> None:

@@ -59,6 +59,9 @@ class ScriptedNri:
         self.on_start(container)
         self._ask("start", container)
 
+    def stop_container(self, pod: Pod, container: Container) -> None:
+        self._ask("stop-container", container)
+
     def remove_container(self, pod: Pod, container: Container) -> None:
         self._ask("remove", container)
 

@@ -57,7 +57,7 @@ def test_nri_is_the_runtimes_and_outlives_the_kubelet(kubelet: StubKubelet, nri:
     assert nri.serving
     kubelet.start()
     kubelet.delete(pod)
-    assert nri.asked == ["run p", "create c", "start c", "stop p", "remove c", "remove-pod p"]
+    assert nri.asked == ["run p", "create c", "start c", "stop-container c", "stop p", "remove c", "remove-pod p"]
 
 
 def test_a_refused_creation_is_tried_again(kubelet: StubKubelet, nri: ScriptedNri) -> None:
@@ -105,7 +105,7 @@ def test_nothing_comes_after_an_init_container_that_failed(kubelet: StubKubelet,
         (State.TERMINATED, "StartError"),
         (State.WAITING, "ContainerCreating"),
     ]
-    assert nri.asked == ["run p", "create i", "start i"]
+    assert nri.asked == ["run p", "create i", "start i", "stop-container i"]
 
 
 def test_without_a_plugin_containers_are_created_as_they_are(short_tmp: Path) -> None:
@@ -136,7 +136,8 @@ def test_a_container_that_restarts_is_another_one_in_the_same_sandbox(kubelet: S
     kubelet.restart_container(pod)
     assert kubelet.wait_settled([pod], WAIT_S)
     assert pod.container().id != before
-    assert nri.asked == ["run p", "create c", "start c", "create c", "start c"], "the old one is kept for a while"
+    twice = ["run p", "create c", "start c", "stop-container c", "create c", "start c"]
+    assert nri.asked == twice, "the old one is kept for a while"
     assert [(c.id, c.state) for c in nri.inventory()[1]] == [(pod.container().id, ContainerState.RUNNING)]
 
 
@@ -170,7 +171,7 @@ def test_a_container_is_stopped_while_the_kubelet_is_away(short_tmp: Path, nri: 
         assert (container.id != before, container.restarts) == (True, 1)
         kubelet.delete(pod)
         assert stop_container(cri, container.id) == ""
-    assert nri.asked[:5] == ["run p", "create c", "start c", "create c", "start c"]
+    assert nri.asked[:6] == ["run p", "create c", "start c", "stop-container c", "create c", "start c"]
 
 
 # --- devices of other plugins

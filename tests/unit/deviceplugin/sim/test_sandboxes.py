@@ -71,10 +71,17 @@ def test_the_life_of_a_pod(node: Node) -> None:
     node.end()
     assert node.states() == {}, "what has ended is not shown"
     node.runtime.remove(UID)
-    assert node.nri.asked[5:] == ["stop p", "remove c", "remove d", "remove-pod p"]
+    assert node.nri.asked[5:] == [
+        "stop-container c",
+        "stop-container d",
+        "stop p",
+        "remove c",
+        "remove d",
+        "remove-pod p",
+    ]
     assert node.nri.inventory() == ((), ())
     node.runtime.remove(UID)
-    assert len(node.nri.calls) == 9, "it is gone, and nothing more is said of it"
+    assert len(node.nri.calls) == 11, "it is gone, and nothing more is said of it"
 
 
 def test_what_plugins_are_told_of_a_pod_and_a_container(node: Node) -> None:
@@ -181,7 +188,8 @@ def test_a_container_whose_start_is_refused_has_ended(node: Node) -> None:
     assert str(caught.value) == "NRI container start failed: rpc error: code = Unknown desc = no limit"
     assert caught.value.refused
     assert node.states() == {}
-    assert node.nri.asked == ["run p", "create c", "start c"], "it is there, though it never ran"
+    ended = ["run p", "create c", "start c", "stop-container c"]
+    assert node.nri.asked == ended, "it is there, though it never ran"
     scopes = Path(node.driver.cgroups.root, "kubepods.slice/kubepods-pod0a1b_2c3d.slice").glob("*.scope")
     assert list(scopes) == []
 
