@@ -264,7 +264,8 @@ def _one_limit(
     if ask.mode is not Mode.SM_SHARING or all(gpu.protocol == 3 for gpu in gpus) or view is None:
         return None
     by_gpu, named = domain_by_gpu(node, accounts), {gpu.uuid for gpu in gpus}
-    around = {uuid for gpu in gpus if gpu.uuid in by_gpu for uuid in by_gpu[gpu.uuid].gpus}
+    joint = (by_gpu[gpu.uuid].gpus for gpu in gpus if gpu.uuid in by_gpu)
+    around = {uuid for gpus in joint if len(gpus) > 1 for uuid in gpus}
     live = {a.key: a for uuid in sorted(around) for a in accounts.on_gpu(uuid).values() if a.mode is Mode.SM_SHARING}
     loose = given is not Enforcement.HARD and view.minimum is not Enforcement.NONE
     todo = "wait for that to end, name other GPUs, or use a driver with MPS protocol 3 (r615 or newer)"
@@ -277,13 +278,13 @@ def _one_limit(
     for other in live.values():
         if set(other.gpus) != named and max(len(other.gpus), len(named)) > 1:
             return Refusal(
-                EnforcementCode.ONE_LIMIT_PER_GROUP,
+                OfferCode.OTHER_LIMIT,
                 f"its GPUs and others have an MPS daemon of protocol 2 for {other.container or other.resource}"
                 f", and with that protocol all containers of a daemon use the same GPUs: {todo}",
             )
         if len(named) > 1 and loose and other.limit_bytes != ask.limit_bytes:
             return Refusal(
-                EnforcementCode.ONE_LIMIT_PER_GROUP,
+                OfferCode.OTHER_LIMIT,
                 f"it asks for {format_bytes(ask.limit_bytes)}, and MPS protocol 2 has one limit for all containers on "
                 f"several GPUs, which is {format_bytes(other.limit_bytes)} for {other.container or other.resource}: "
                 f"ask for the same limit, or {todo}",

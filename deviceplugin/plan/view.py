@@ -195,9 +195,10 @@ def group_views(
     wanted = {group.name: group for group in groups(config, infos, {})}
     views = []
     for name, group in now.items():
-        objection = _objection(group) or _beside_group(group, now.values(), gpus)
+        objection = _objection(group)
         if objection is None and name in held and (name not in wanted or wanted[name].gpus != group.gpus):
             objection = REGROUPED
+        objection = objection or _beside_group(group, now.values(), gpus)
         views.append(_group_view(config, group, gpus, objection, is_held=name in held, complete=complete))
     owners = group_of(now.values())
     for name, group in wanted.items():

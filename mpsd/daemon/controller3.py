@@ -77,7 +77,7 @@ class Controller3:
         rows = self._list(spec)
         self._spoilt(spec, rows)
         objections = _objections(spec, rows, {})
-        objections = {**_unlinked(spec), **objections}
+        objections.update(_unlinked(spec, objections))
         default = rows.get(DEFAULT.name)
         if default is not None and (objection := _objection(DEFAULT, default, "")) is not None:
             objections[DEFAULT.name] = objection
@@ -227,12 +227,13 @@ def _default_note(rows: Mapping[str, NamespaceRow]) -> Reason | None:
     return Reason(DaemonCode.LIMIT_NOT_PROVEN, text)
 
 
-def _unlinked(spec: DaemonSpec) -> dict[str, Reason]:
-    """Directories that containers mount and whose socket is not there: who finds none runs without MPS."""
+def _unlinked(spec: DaemonSpec, refused: Collection[str]) -> dict[str, Reason]:
+    """Directories that containers mount and whose socket is not there: who finds none runs without MPS. `refused`:
+    namespaces of which something else is said."""
     return {
         link.directory: Reason(NamespaceCode.SOCKET_MISSING, f"its socket in {link.directory} is not there")
         for link in spec.links
-        if not directories.is_linked(spec.dirs, link)
+        if link.namespace not in refused and not directories.is_linked(spec.dirs, link)
     }
 
 

@@ -135,7 +135,7 @@ class View:
         status = daemon.status(allocations, partial(self._logs.last_lines, daemon.name))
         if status is None or not daemon.is_absent or not (others := self._node.blockers(daemon)):
             return status
-        names = ", ".join(f"{other.name} ({other.state})" for other in others)
+        names = ", ".join(f"{other.name} ({'looked for' if other.finding else other.state})" for other in others)
         why = Reason(DaemonCode.OTHERS_STILL_THERE, f"it takes the place of others, which end when unused: {names}")
         return msgspec.structs.replace(status, reason=why.message, reason_code=why.code)
 

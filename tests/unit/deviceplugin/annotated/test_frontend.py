@@ -24,6 +24,7 @@ from mpsd.config.model import (
 )
 from mpsd.gpu.model import Mode
 from mpsd.localapi.snapshot import GpuClient, LimitReading
+from mpsd.shares.groups import set_name
 from tests.builders import CANNOT, HOOKED_KIND, config, fixed, resource, told, uuid
 from tests.unit.deviceplugin.annotated.frontendnode import (
     GIB,
@@ -105,8 +106,6 @@ def test_a_variable_that_stands_twice_is_refused_where_it_cant_be_overridden(tmp
         (keys(limit="4Gi", devices="9"), ["is not on this node"]),
         (keys(limit="90Gi"), ["its request of 90Gi is above the 79Gi usable on GPU 0"]),
         (keys(request="1Gi", limit="80Gi"), ["its limit of 80Gi is above the 79Gi usable"]),
-        (keys(limit="4Gi", mode="sm-sharing", devices="0,1"), ["not one group", "needs one MPS daemon"]),
-        (keys(request="4Gi", limit="5Gi", devices="0,1"), ["not one group", "set the limit to the request"]),
     ],
 )
 def test_what_is_refused_says_why_and_leaves_nothing(node: Node, annotations: dict[str, str], words: list[str]) -> None:
@@ -130,16 +129,17 @@ def test_on_an_older_driver_sm_sharing_is_served_and_time_slicing_and_burst_are_
     assert node.broker.allocations()[0].enforcement is Enforcement.COOPERATIVE
 
 
+@pytest.mark.parametrize("mode", ["time-slicing", "sm-sharing"])
 @pytest.mark.parametrize("devices", ["0,1", f"{uuid(1)},{uuid(0)}", f"{HOOKED_KIND}={uuid(0)},nvidia.com/gpu=1", "all"])
-def test_time_slicing_with_limit_equal_to_request_may_span_gpus_without_a_daemon(node: Node, devices: str) -> None:
-    made = node.create(pod(keys(request="4Gi", devices=devices)), container())
+def test_any_gpus_may_be_named_and_get_one_daemon(node: Node, mode: str, devices: str) -> None:
+    made = node.create(pod(keys(request="4Gi", limit="8Gi", mode=mode, devices=devices)), container())
     (allocation,) = node.broker.allocations()
-    assert (allocation.group, set(allocation.gpus)) == ("", {uuid(0), uuid(1)})
-    assert not allocation.needs_daemon
+    assert (allocation.group, set(allocation.gpus)) == (set_name((uuid(0), uuid(1))), {uuid(0), uuid(1)})
     assert len(made.cdi_devices) == 3
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in env_of(made)
-    text = node.refusal(lambda: node.create(pod(keys(request="1Gi", limit="2Gi"), "q"), container()))
-    assert "nothing guaranteed by the driver" in text, "who may borrow waits for those that nothing protects"
+    assert env_of(made)["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
+    assert env_of(made)["NVIDIA_GPU_MEMORY_REQUEST"] == "4096"
+    node.create(pod(keys(request="1Gi", limit="70Gi", mode=mode), "q"), container())
+    assert len(node.broker.allocations()) == 2, "one on a GPU of these uses the same daemon"
 
 
 def test_a_declared_group_serves_both_modes(tmp_path: Path) -> None:
@@ -268,25 +268,20 @@ def test_what_is_set_aside_is_named(tmp_path: Path) -> None:
     assert "usable" in str(view.resources["gpufrac.dev/b"].objection), "what is wrong with the GPUs it could have"
 
 
-PAIRED = "GPU 0, 1 are not one group of the node's config (`gpus.groups`), but of group a0 (GPU 0) and group b0 (GPU 1)"
-
-
-@pytest.mark.parametrize(
-    ("groups", "devices", "said"),
-    [
-        ((("pair0", (1, 0)),), "0", "GPU 0 is only a part of group pair0 (GPU 1, 0)"),
-        ((("pair0", (1, 0)),), "1", "GPU 1 is only a part of group pair0 (GPU 1, 0)"),
-        ((("a0", (0,)), ("b0", (1,))), "0,1", PAIRED),
-        ((("b0", (1,)),), "0,1", "are not one group of the node's config (`gpus.groups`), but of group b0 (GPU 1)"),
-        ((), "0,1", "GPU 0, 1 are not one group of the node's config (`gpus.groups`), and"),
-    ],
-)
-def test_gpus_that_are_no_group_are_told_by_the_groups_they_are_of(
-    tmp_path: Path, groups: tuple[tuple[str, tuple[int, ...]], ...], devices: str, said: str
-) -> None:
-    node = Node(tmp_path, config(annotations=annotated(), groups=groups))
+@pytest.mark.parametrize("devices", ["0", "1"])
+def test_a_part_of_a_group_that_is_not_shared_is_refused(tmp_path: Path, devices: str) -> None:
+    node = Node(tmp_path, config(annotations=annotated(), groups=(("pair0", (1, 0)),)))
     asks = pod(keys(limit="4Gi", mode="sm-sharing", devices=devices))
-    assert said in node.refusal(lambda: node.create(asks, container()))
+    text = node.refusal(lambda: node.create(asks, container()))
+    assert f"GPU {devices} is only a part of group pair0 (GPU 1, 0)" in text
+    assert "`members: shared`" in text
+
+
+@pytest.mark.parametrize("groups", [(("a0", (0,)), ("b0", (1,))), (("b0", (1,)),), ()])
+def test_whole_groups_are_joined(tmp_path: Path, groups: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
+    node = Node(tmp_path, config(annotations=annotated(), groups=groups))
+    node.create(pod(keys(limit="4Gi", mode="sm-sharing", devices="0,1")), container())
+    assert node.broker.allocations()[0].group == set_name((uuid(0), uuid(1)))
 
 
 def test_a_level_below_the_least_is_told_in_english(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, HardAbility, NodeView, Refusal
 from mpsd.config.model import GIB, AnnotationsConfig, Enforcement, GpuSelection, ShortfallPolicy
 from mpsd.gpu.model import GpuInfo, Mode
+from mpsd.localapi.snapshot import GpuClient
+from mpsd.shares.groups import set_name
 from tests.builders import HARD, NOT_HARD, allocation, config, info, node, uuid
 from tests.refusals import Kind
 from tests.unit.deviceplugin.plan.test_allocate import refused
@@ -104,18 +106,46 @@ def test_a_group_that_is_no_longer_declared_takes_nothing_new() -> None:
     assert text.startswith("group pair (GPU 0, 1) takes nothing new: ")
 
 
-def test_gpus_of_several_groups_need_no_daemon_unless_somebody_borrows() -> None:
+def test_any_gpus_are_joined_where_nobody_uses_their_daemons() -> None:
     view = seen(hard=HARD, protocol=3)
-    sliced = asking(mode=Mode.TIME_SLICING, gpus=(0, 1))
-    assert granted(plan(sliced, view)).group == ""
-    borrower = other(mode=Mode.TIME_SLICING, limit_bytes=16 * GIB, enforcement=Enforcement.HARD, soft_bytes=8 * GIB)
-    text = refused(plan(sliced, view, borrower), Kind.NO_ROOM)
-    assert "others borrow memory there" in text
-    assert text.endswith("or wait for these to end")
-    shared = refused(plan(asking(gpus=(0, 1)), view), Kind.INVALID)
-    assert "sm-sharing needs one MPS daemon for all GPUs" in shared
-    burst = refused(plan(asking(8, 16, Mode.TIME_SLICING, (0, 1)), view), Kind.INVALID)
-    assert "or set the limit to the request" in burst
+    for mode in Mode:
+        got = granted(plan(asking(8, 16, mode, (1, 0)), view))
+        assert (got.group, got.gpus) == (set_name((uuid(0), uuid(1))), (uuid(1), uuid(0)))
+        assert (got.soft_bytes, got.needs_daemon, got.takes_back) == (8 * GIB, True, True)
+
+
+def used(view: NodeView, client: GpuClient) -> NodeView:
+    """The same with a client on GPU 0."""
+    gpu = structs.replace(view.gpus[uuid(0)], clients=(client,), daemon=uuid(0))
+    return structs.replace(view, gpus={**view.gpus, uuid(0): gpu})
+
+
+def test_who_uses_a_daemon_keeps_it_and_is_named() -> None:
+    one = other(container="one", created_unix_s=1_000_000.0)
+    view = used(seen(hard=HARD, protocol=3), GpuClient(pid=7, allocation_key=one.key))
+    text = refused(plan(asking(gpus=(0, 1)), view, one), Kind.NO_ROOM)
+    assert text.startswith("its 2 GPUs (0, 1) have 2 MPS daemons, and it needs one for all of them")
+    assert "ns/p/one (since 1970-01-12 13:46:40Z) does: wait for that" in text
+    stranger = used(seen(hard=HARD, protocol=3), GpuClient(pid=7, command="x"))
+    assert "process 7 (x) does" in refused(plan(asking(gpus=(0, 1)), stranger), Kind.NO_ROOM)
+    assert granted(plan(asking(gpus=(0, 1)), seen(hard=HARD, protocol=3), one)).group, "nobody uses it now"
+
+
+def test_time_slicing_needs_no_daemon_where_limits_add_up_to_no_more_than_there_is() -> None:
+    borrower = other(
+        mode=Mode.TIME_SLICING, limit_bytes=40 * GIB, enforcement=Enforcement.HARD, soft_bytes=8 * GIB, container="one"
+    )
+    view = used(seen(hard=HARD, protocol=3), GpuClient(pid=7, allocation_key=borrower.key))
+    fits = granted(plan(asking(39, mode=Mode.TIME_SLICING, gpus=(0, 1)), view, borrower))
+    assert (fits.group, fits.soft_bytes, fits.needs_daemon) == ("", 39 * GIB, False)
+    text = refused(plan(asking(40, mode=Mode.TIME_SLICING, gpus=(0, 1)), view, borrower), Kind.NO_ROOM)
+    assert "those on GPU 0" in text
+    assert "its own daemon: its 2 GPUs (0, 1) have 2 MPS daemons" in text
+    assert "ns/p/one" in text
+    burst = asking(8, 40, Mode.TIME_SLICING)
+    text = refused(plan(burst, view, fits, borrower), Kind.NO_ROOM)
+    assert text.endswith("to end")
+    assert "set its limit to at most" not in text, "nothing is left for one"
 
 
 def test_memory_is_lent_with_hard_limits_and_under_protocol_3_only() -> None:
@@ -127,10 +157,21 @@ def test_memory_is_lent_with_hard_limits_and_under_protocol_3_only() -> None:
 
 def test_several_gpus_of_one_daemon_have_one_limit_under_protocol_2() -> None:
     view = seen(groups=PAIR)
-    text = refused(plan(asking(gpus=(0, 1)), view), Kind.INVALID)
-    assert text.startswith("MPS protocol 2 can't hold a container on group pair (GPU 0, 1) to a limit of its own: ")
-    assert text.endswith("or name one GPU")
-    assert granted(plan(asking(gpus=(0, 1)), seen(groups=PAIR, annotations=ANY))).group == "pair"
+    first = granted(plan(asking(gpus=(0, 1)), view))
+    assert (first.group, first.enforcement) == ("pair", Enforcement.COOPERATIVE)
+    second = structs.replace(first, container=structs.replace(MAIN, container="q"), key="q" * 20)
+    second = structs.replace(second, device_ids=("uid/q",))
+    assert granted(plan(asking(gpus=(0, 1)), view, second)).group == "pair", "the same limit"
+    text = refused(plan(asking(9, gpus=(0, 1)), view, second), Kind.NO_ROOM)
+    assert text.startswith("it asks for 9Gi, and MPS protocol 2 has one limit for all containers on several GPUs, ")
+    assert granted(plan(asking(9, gpus=(0, 1)), seen(groups=PAIR, annotations=ANY), second)).group == "pair"
+    free = seen()
+    joint = structs.replace(second, group=set_name((uuid(0), uuid(1))))
+    assert granted(plan(asking(gpus=(0, 1)), free)).group == joint.group
+    text = refused(plan(asking(1), free, joint), Kind.NO_ROOM)
+    assert "with that protocol all containers of a daemon use the same GPUs" in text
+    text = refused(plan(asking(gpus=(0, 1)), free, other(container="one")), Kind.NO_ROOM)
+    assert "ns/p/one" in text, "what runs keeps its daemon for good"
 
 
 def test_old_gpus_hold_nobody_by_mps() -> None:

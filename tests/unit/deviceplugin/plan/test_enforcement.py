@@ -135,16 +135,21 @@ def test_who_may_borrow_counts_with_its_request_and_may_exceed_what_is_left_with
     assert advertise(view.resources["gpufrac.dev/burst"], view, accounts).healthy == 9, "no more than are held"
 
 
-def test_who_may_borrow_waits_for_those_to_whom_the_driver_guarantees_nothing() -> None:
-    """A reload allowed burst on a GPU on which shares live."""
+def test_who_may_borrow_leaves_alone_what_nobody_takes_back_for_others() -> None:
+    """A reload allowed burst on a GPU on which shares live: these have no guarantee."""
     accounts = Accounts()
-    grant(config(resource("a", fixed(8))), "a", 0, accounts)
+    for slot in range(8):
+        grant(config(resource("a", fixed(8))), "a", slot, accounts)
     refused = grant(CONFIG, "burst", 0, accounts)
     assert isinstance(refused, Refusal)
-    assert "must wait for these to end" in refused.message
+    assert "with its limit of 16Gi those on GPU 0" in refused.message
+    assert "set its limit to at most 15Gi" in refused.message
     view = node(CONFIG, info(0), hard=HARD, protocol=3)
     assert advertise(view.resources["gpufrac.dev/burst"], view, accounts).healthy == 0
-    assert isinstance(grant(CONFIG, "shared", 3, accounts), Allocation)
+    assert isinstance(grant(CONFIG, "shared", 8, accounts), Allocation)
+    accounts.remove(next(iter(accounts)).key)
+    accounts.remove(next(iter(accounts)).key)
+    assert isinstance(grant(CONFIG, "burst", 0, accounts), Allocation), "the limits add up to what there is"
 
 
 def test_a_new_neighbour_of_a_borrower_is_guaranteed_its_own_whatever_the_config_says_by_now() -> None:

@@ -67,7 +67,6 @@ def attached(**changes: object) -> Callable[[Allocation], tuple[Attached, ...]]:
         (2, {"state": DaemonState.BACKOFF, "reason": "it died"}, "waiting for the MPS daemon of "),
         (2, {"wedged": True, "reason": "queries hang"}, "waiting for the MPS daemon of "),
         (3, {"state": DaemonState.DRAINING, "wedged": True}, "waiting for the MPS daemon of "),
-        (2, {"name": "other"}, "still that of group other"),
         (2, {"pipe_directory": ""}, "names no pipe directory"),
         (2, {"pinned_limit_bytes": None}, "is below"),
         (2, {"pinned_limit_bytes": 8 * GIB - 1}, "is below"),
@@ -92,7 +91,7 @@ def test_it_may_not_start_on_one_that_does_not_hold_its_limit(
         ({"mode": None, "reason": "foreign processes"}, "GPU 1: its GPU is not in sm-sharing yet: foreign processes"),
         ({"health": GpuHealth.LOST, "reason": "off the bus"}, "GPU 1: off the bus"),
         ({"daemon": None}, "waiting for the MPS daemon of group pair0"),
-        ({"group": uuid(1)}, "serves other GPUs than the 2 of group pair0"),
+        ({"daemon": daemon(name=uuid(1))}, "its 2 GPUs have 2 MPS daemons still, and it needs one for all of them"),
     ],
 )
 def test_every_member_of_a_group_must_be_fit(second: dict[str, object], said: str) -> None:
@@ -104,7 +103,7 @@ def test_every_member_of_a_group_must_be_fit(second: dict[str, object], said: st
 
 def test_a_daemon_of_more_gpus_numbers_them_otherwise() -> None:
     gpus = reported(PAIR, daemon(), status(info(2), group="pair0", daemon=daemon(), mode=Mode.SM_SHARING))
-    assert "serves other GPUs" in str(start_objection(PAIR, gpus, NOT_HARD))
+    assert "serves 3 GPUs, and it uses 2 of them" in str(start_objection(PAIR, gpus, NOT_HARD))
     del gpus[uuid(1)]
     assert f"its GPU {uuid(1)} is not known to mpsd" in str(start_objection(PAIR, gpus, NOT_HARD))
 

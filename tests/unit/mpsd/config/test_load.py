@@ -17,6 +17,7 @@ from mpsd.config.model import (
     AwayPolicy,
     CdiConfig,
     Delivery,
+    Domains,
     Enforcement,
     FixedMemory,
     FractionMemory,
@@ -277,6 +278,7 @@ def test_every_key(any_loader: None) -> None:
         annotations=AnnotationsConfig(
             gpus=GpuSelection(include=(0, UUID_A), exclude=(1,)),
             share=True,
+            domains=Domains.NODE,
             trust=TrustPolicy.NAMESPACES,
             namespaces=("team-a", "7"),
             reservation_namespace="reservations",
@@ -415,6 +417,7 @@ def test_the_effective_config_is_in_the_spelling_of_the_file() -> None:
     assert again["annotations"] == {
         "gpus": {"include": [0, UUID_A], "exclude": [1]},
         "share": True,
+        "domains": "node",
         "trust": {"namespaces": ["team-a", "7"]},
         "reservationNamespace": "reservations",
         "prefix": "example.com/container.",

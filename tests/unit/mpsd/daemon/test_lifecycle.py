@@ -285,7 +285,7 @@ def test_unwanted_while_starting_ends_what_comes_up() -> None:
 
 def test_a_busy_daemon_drains_first() -> None:
     life, effects = go(at(DaemonState.READY), Unwanted(busy=True))
-    assert (life.state, life.wanted, effects) == (DaemonState.DRAINING, False, ())
+    assert (life.state, life.wanted, effects) == (DaemonState.DRAINING, False, (Effect.PROBE,))
     assert go(life, DeadlinePassed())[1] == (Effect.PROBE,)
     assert go(life, Drained())[1] == (Effect.QUIT,)
     assert go(life, Unwanted())[1] == (Effect.QUIT,)

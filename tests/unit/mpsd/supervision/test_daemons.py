@@ -108,8 +108,10 @@ def test_regrouped_gpus_get_their_new_daemon_when_the_old_ones_are_gone(fast: Be
     fast.until_daemon(ONE, DaemonState.READY)
     fast.until_daemon(TWO, DaemonState.READY)
     fast.supervisor.config_changed(msgspec.structs.replace(PAIR, mps=fast.config.mps))
-    gpu = fast.until_gpu(ONE, lambda g: g.group == "pair")
-    assert gpu.not_shared == "daemons of an earlier grouping are still on its GPUs"
+    gpu = fast.until_gpu(ONE, lambda g: g.group == "pair" and g.daemon is not None and bool(g.daemon.reason))
+    assert gpu.daemon is not None
+    assert gpu.daemon.reason.startswith("it takes the place of others, which end when unused: ")
+    assert gpu.not_shared == "", "nothing that was asked for meanwhile is refused for good"
     assert "pair" not in {name for _, name in fast.host.calls}
     for uuid in (ONE, TWO):
         fast.host.await_call("quit", uuid)
