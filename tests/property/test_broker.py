@@ -251,8 +251,8 @@ class Node(RuleBasedStateMachine):
             borrowers = [a for a in on_gpu if a.may_borrow]
             assert all(a.enforcement is Enforcement.HARD and a.limit_bytes <= gpu.usable_bytes for a in borrowers)
             assert all(a.soft_bytes in (0, a.request_bytes) for a in on_gpu)
-            if borrowers:
-                assert all(a.soft_bytes for a in on_gpu if a.enforcement is Enforcement.HARD)
+            if borrowers and not all(a.takes_back for a in on_gpu):
+                assert inspection.held[gpu.uuid].limit_bytes <= gpu.usable_bytes
             assert all(a.enforcement.rank >= a.minimum.rank for a in on_gpu)
 
     @invariant()
