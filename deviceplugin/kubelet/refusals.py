@@ -10,6 +10,8 @@ from mpsd.common.log import get_logger
 
 log = get_logger("plugin")
 
+CODE_METADATA = "gpufrac-code"
+"""Key of the trailing metadata that has a refusal's code. A kubelet passes on the message alone."""
 AGAIN_S = 60.0
 """How often the same words are a warning: a controller whose pods are refused makes new ones all the time."""
 

@@ -10,7 +10,7 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.grants.ledger import LedgerError
-from deviceplugin.kubelet.refusals import Refusals
+from deviceplugin.kubelet.refusals import CODE_METADATA, Refusals
 from deviceplugin.plan import render
 from deviceplugin.plan.advertise import Advertisement
 from deviceplugin.plan.model import Allocation, Device, Refusal
@@ -113,6 +113,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             if isinstance(outcome, Refusal):
                 self._refusals.note(self._resource, outcome)
+                context.set_trailing_metadata(((CODE_METADATA, str(outcome.code)),))
                 context.abort(STATUS.get(outcome.code, NO_ROOM), outcome.message)
             response.container_responses.append(self._answer(outcome))
         return response

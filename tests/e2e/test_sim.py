@@ -111,6 +111,7 @@ def test_what_a_cluster_leaves_pending_is_pending_and_what_a_kubelet_refuses_fai
         "by-name": "Admitted",
     }
     assert pods["several"]["reason"] == "UnexpectedAdmissionError"
+    assert pods["several"]["code"] == "OneShareOnly"
     assert {pods[name]["reason"] for name in ("many", "huge", "foreign", "slip")} == {"Unschedulable"}
     many = pods["many"]["message"]
     assert many.startswith(

@@ -113,6 +113,7 @@ def test_the_node_with_annotated_pods_only_takes_what_kai_placed(tmp_path: Path)
     assert placed["allocation"]["gpus"] == [GPU.format(0)]
     assert (forged["state"], forged["reason"], forged["allocation"]) == ("Waiting", "CreateContainerError", None)
     assert "no reservation pod in namespace kai-resource-reservation holds GPU" in forged["message"]
+    assert forged["code"] == "NotTrusted"
 
 
 def test_what_the_scheduler_cannot_place_is_pending() -> None:

@@ -22,7 +22,12 @@ ENDPOINT_GRACE_S = 300.0
 
 
 class AllocationError(GpufracError):
-    """The kubelet can't give a container its devices. The text is the kubelet's, so it opens with its words."""
+    """The kubelet can't give a container its devices. The text is the kubelet's, so it opens with its words.
+    `code`: what our plugin says beside it, empty where it is no refusal of it."""
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class ShortError(AllocationError):
@@ -31,11 +36,11 @@ class ShortError(AllocationError):
 
 class PluginError(Exception):
     """A plugin answered with an error, or not at all. The text is the one gRPC for Go prints. `short`: it has no room
-    now, by its status code."""
+    now, by its status code. `code`: of why, where it names one."""
 
-    def __init__(self, text: str, *, short: bool = False) -> None:
+    def __init__(self, text: str, *, short: bool = False, code: str = "") -> None:
         super().__init__(text)
-        self.short = short
+        self.short, self.code = short, code
 
 
 class Endpoint(Protocol):
@@ -303,7 +308,7 @@ class DeviceManager:
             try:
                 answer = endpoint.allocate(wanted)
             except PluginError as error:
-                raise (ShortError if error.short else AllocationError)(str(error)) from error
+                raise (ShortError if error.short else AllocationError)(str(error), error.code) from error
         except AllocationError:
             with self._lock:
                 self._recount()

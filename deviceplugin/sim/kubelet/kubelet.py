@@ -348,7 +348,7 @@ class StubKubelet:
                 container.devices = {resource: tuple(sorted(slot.ids)) for resource, slot in held.items()}
         except AllocationError as error:
             pod.phase, pod.reason = Phase.FAILED, ADMISSION_ERROR
-            pod.short = isinstance(error, ShortError)
+            pod.short, pod.code = isinstance(error, ShortError), error.code
             pod.message = f"Allocate failed due to {error}, which is unexpected"
             return False
         finally:

@@ -15,6 +15,7 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.api import podresources_v1_pb2 as podresources_pb
 from deviceplugin.api import podresources_v1_pb2_grpc as podresources_rpc
+from deviceplugin.kubelet.refusals import CODE_METADATA
 from deviceplugin.sim.kubelet.devicemanager import Endpoint, PluginError
 from deviceplugin.sim.objects.pods import is_extended_resource
 
@@ -241,4 +242,6 @@ def _plugin_error(error: grpc.RpcError) -> PluginError:
     details = ask_details() if callable(ask_details) else str(error)
     name = "".join(word.capitalize() for word in code.name.split("_"))
     text = f"rpc error: code = {'Canceled' if name == 'Cancelled' else name} desc = {details}"
-    return PluginError(text, short=code in _NO_ROOM)
+    ask_metadata = getattr(error, "trailing_metadata", None)
+    metadata = dict(ask_metadata() or ()) if callable(ask_metadata) else {}
+    return PluginError(text, short=code in _NO_ROOM, code=str(metadata.get(CODE_METADATA, "")))

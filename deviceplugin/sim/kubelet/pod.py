@@ -29,9 +29,10 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class AdmittedPod:
-    """A pod of this node. `notes`: what a user would be misled about otherwise; `given`: devices of other plugins than
-    those that are here, by container and resource; `short`: refused for too few devices now; `lacks`: why it is
-    PENDING; `unserved`: resources by container that no plugin serves: a kubelet takes no notice of them."""
+    """A pod of this node. `code`: why our plugin refused it, see docs/reasons.md. `notes`: what a user would be misled
+    about otherwise; `given`: devices of other plugins than those that are here, by container and resource; `short`:
+    refused for too few devices now; `lacks`: why it is PENDING; `unserved`: resources by container that no plugin
+    serves: a kubelet takes no notice of them."""
 
     spec: PodSpec
     uid: str
@@ -40,6 +41,7 @@ class AdmittedPod:
     phase: Phase = Phase.ADMITTED
     reason: str = ""
     message: str = ""
+    code: str = ""
     notes: list[str] = field(default_factory=list)
     short: bool = False
     lacks: tuple[Lack, ...] = ()

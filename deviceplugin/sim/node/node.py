@@ -34,7 +34,6 @@ from deviceplugin.sim.scheduling import placement
 from deviceplugin.sim.scheduling.placement import WHOLE_GPU
 from mpsd.config.model import GpuDevices, NodeConfig
 from mpsd.gpu.model import MIB, GpuInfo
-from mpsd.localapi.client import call
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.memorylimits import FIRST_DRIVER
 from mpsd.sim.switches import major
@@ -45,6 +44,7 @@ SETTLE_TIMEOUT_S = 15.0
 """How long to wait for the containers of pods that were just admitted."""
 REFUSED_S = 4.0
 """How long for one that the plugin refuses again and again, in the same words: longer than it waits for anything."""
+NO_REASON = {"reason": "", "reasonCode": ""}
 CALL_TIMEOUT_S = 20.0
 """Bounds a plugin's Allocate. A real kubelet would wait for ever."""
 
@@ -248,7 +248,11 @@ class SimulatedNode:
         elif schedule and not pod.node and WHOLE_GPU in placement.requests(pod):
             bind = self.scheduler.admit_whole
         others = {WHOLE_GPU: self.scheduler.whole_offer()} if schedule else {}
-        return ClusterScheduler(self.kubelet, self.config.resources, self._reasons).admit(pod, bind, others)
+
+        def reasons() -> dict[str, str]:
+            return {name: why["reason"] for name, why in self._reasons().items()}
+
+        return ClusterScheduler(self.kubelet, self.config.resources, reasons).admit(pod, bind, others)
 
     def delete(self, namespace: str, name: str, *, force: bool = False) -> None:
         """Deletes a pod, and reservation pods that are left without use. Raises PodError."""
@@ -270,11 +274,12 @@ class SimulatedNode:
 
     def report(self, pods: Iterable[AdmittedPod], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """What these pods got. `before`: the facts of the node before they came; None for those of now."""
-        allocations = call(self.config.plugin_socket, "allocations", {}, list[dict[str, Any]])
+        status = plugin_status(self.config)
         return report.document(
             node={**(before or self._facts()), "fractions": self._fractions()},
             pods=list(pods),
-            allocations=allocations,
+            allocations=status["allocations"],
+            refusing=(status["annotated"] or {}).get("refusing", ()),
             ours=[r.name for r in self.config.resources],
             prefix=self.prefix,
         )
@@ -295,7 +300,7 @@ class SimulatedNode:
                 name: {
                     "capacity": shown.capacity,
                     "allocatable": shown.allocatable,
-                    "reason": reasons.get(name, "") if not shown.allocatable else "",
+                    **(reasons.get(name, NO_REASON) if not shown.allocatable else NO_REASON),
                 }
                 for name in dict.fromkeys((*reasons, *at_kubelet))  # in the config's order
                 if (shown := at_kubelet.get(name)) is not None
@@ -310,9 +315,10 @@ class SimulatedNode:
             for group in self.scheduler.groups
         ]
 
-    def _reasons(self) -> dict[str, str]:
+    def _reasons(self) -> dict[str, dict[str, str]]:
         """By resource: why it has no more to give."""
-        return {entry["name"]: entry["reason"] for entry in plugin_status(self.config)["resources"]}
+        resources = plugin_status(self.config)["resources"]
+        return {entry["name"]: {key: entry[key] for key in NO_REASON} for entry in resources}
 
     def _resource_notes(self, pod: AdmittedPod) -> list[str]:
         notes = []

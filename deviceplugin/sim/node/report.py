@@ -27,8 +27,10 @@ def document(
     allocations: Iterable[Mapping[str, Any]],
     ours: Sequence[str],
     prefix: str = PREFIX,
+    refusing: Iterable[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The report.
+    """The report. What is refused or waits has the `code` of why beside its message, where that is a reason of gpufrac
+    (docs/reasons.md).
 
     Args:
         node: its resources as they were before these pods came, its `fractions` as they are now.
@@ -36,9 +38,19 @@ def document(
             its name where it has none.
         ours: resources of the plugin under test.
         prefix: of the keys of annotated containers.
+        refusing: annotated containers that are refused, as the plugin's status has them.
     """
     listed = list(allocations)
-    return {"node": dict(node), "pods": [_pod(pod, listed, ours, prefix) for pod in pods]}
+    refused = {(r["namespace"], r["pod"], r["container"]): str(r["reasonCode"]) for r in refusing}
+    shown = [_pod(pod, listed, ours, prefix) for pod in pods]
+    for entry in shown:
+        closed = (node["resources"].get(lack["resource"], {}).get("reasonCode", "") for lack in entry["insufficient"])
+        entry["code"] = entry["code"] or next(filter(None, closed), "")
+        for container in entry["containers"]:
+            if container["state"] == State.WAITING or container["reason"] == START_ERROR:
+                name = (entry["namespace"], entry["name"], container["name"])
+                container["code"] = refused.get(name) or container["code"]
+    return {"node": dict(node), "pods": shown}
 
 
 def all_well(report: Mapping[str, Any]) -> bool:
@@ -65,6 +77,7 @@ def _pod(pod: AdmittedPod, allocations: list[Mapping[str, Any]], ours: Sequence[
         "phase": str(pod.phase),
         "reason": pod.reason,
         "message": pod.message,
+        "code": pod.code,
         "insufficient": [_lack(lack) for lack in pod.lacks],
         "notes": list(dict.fromkeys(notes)),
         "containers": containers,
@@ -88,6 +101,7 @@ def _container(
         "state": "Refused" if pod.phase is Phase.FAILED else str(container.state),
         "reason": container.reason if admitted else "",
         "message": container.message if admitted else "",
+        "code": allocation["reasonCode"] if allocation and container.state is State.WAITING else "",
         "resource": resource,
         "deviceIDs": list(devices.get(resource, ())) if resource else [],
         "resources": {name: list(ids) for name, ids in devices.items()},

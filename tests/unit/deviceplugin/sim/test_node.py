@@ -15,6 +15,7 @@ from deviceplugin.sim.node.node import SimulatedNode
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec
 from deviceplugin.sim.runtime.container import Container, State
 from deviceplugin.sim.runtime.edits import Edits
+from deviceplugin.sim.scheduling.placement import Lack, Offer
 from mpsd.common.errors import ConfigError
 from mpsd.config.load import parse_config
 from mpsd.config.model import (
@@ -162,11 +163,12 @@ ALLOCATION = {
     "mode": "sm-sharing",
     "enforcement": "cooperative",
     "state": "attached",
+    "reasonCode": "",
 }
 NODE = {
     "driver": "580.1",
     "gpus": [{"uuid": "GPU-0", "index": 0, "memoryBytes": 80 * GIB}],
-    "resources": {"r/a": {"capacity": 9, "allocatable": 0, "reason": "full"}},
+    "resources": {"r/a": {"capacity": 9, "allocatable": 0, "reason": "full", "reasonCode": "AllTaken"}},
 }
 
 
@@ -320,6 +322,23 @@ def test_gpus_kept_for_fractions_are_shown() -> None:
     assert "  GPU 0 is kept for fractions (sm-sharing): 4096 of 81900 MiB booked by the scheduler" in report.lines(
         found
     )
+
+
+def test_what_is_refused_or_waits_has_the_code_of_why() -> None:
+    def codes(found: dict[str, Any]) -> tuple[str, str]:
+        (pod,) = found["pods"]
+        return pod["code"], pod["containers"][0]["code"]
+
+    assert codes(document(admitted(Edits()), {**ALLOCATION, "reasonCode": "LimitNotInForce"})) == ("", "")
+    assert codes(document(admitted(None), {**ALLOCATION, "reasonCode": "WaitsForDaemon"})) == ("", "WaitsForDaemon")
+    failed = admitted(None, phase=Phase.FAILED, message="no", code="MemoryTaken")
+    assert codes(document(failed)) == ("MemoryTaken", "")
+    lack = Lack("r/a", 1, Offer(capacity=9), offered=True)
+    assert codes(document(admitted(None, phase=Phase.PENDING, lacks=(lack,)))) == ("AllTaken", "")
+    refusing = [{"namespace": "default", "pod": "p", "container": "main", "reasonCode": "NoGpuNamed"}]
+    asks = annotated(None, State.WAITING, "CreateContainerError", "no")
+    found = report.document(node=NODE, pods=[asks], allocations=[], ours=[], refusing=refusing)
+    assert codes(found) == ("", "NoGpuNamed")
 
 
 def test_a_refused_pod_shows_what_it_asked_for_and_holds_nothing() -> None:
