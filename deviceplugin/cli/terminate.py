@@ -15,6 +15,7 @@ from deviceplugin.cli.output import complain, confirm, failures, print_json, pri
 from deviceplugin.status.clients import GpuClientsStatus, Target
 from deviceplugin.status.model import PluginStatus
 from mpsd.common.errors import ConfigError, GpufracError, NotReachableError
+from mpsd.common.reason import Reason, reasons_of
 from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.localapi.client import call
 from mpsd.localapi.snapshot import Outcome, Termination
@@ -28,6 +29,12 @@ class Ended(msgspec.Struct, frozen=True):
 
     clients: tuple[Termination, ...]
     errors: tuple[str, ...]
+    error_codes: tuple[str, ...] = ()
+
+    @property
+    def why_untold(self) -> tuple[Reason, ...]:
+        """The errors, by `ClientsCode`."""
+        return reasons_of(self.errors, self.error_codes)
 
 
 @click.command(epilog="Example: gpufrac terminate prod/web-0/main --kill")
@@ -82,7 +89,16 @@ def terminate(
     ended = call(mpsd_socket(root), "terminate", params, Ended, TIMEOUT_S)
     missed = _missed(ended, before, aim.of(find_clients(root, node)[0]))
     if output == "json":
-        print_json({"targets": aim.targets, "clients": ended.clients, "errors": ended.errors, "missed": missed})
+        untold = ended.why_untold
+        print_json(
+            {
+                "targets": aim.targets,
+                "clients": ended.clients,
+                "errors": [error.message for error in untold],
+                "errorCodes": [error.code for error in untold],
+                "missed": missed,
+            }
+        )
     else:
         print_table(("GPU", "PID", "COMMAND", "OF", "OUTCOME", "WHY"), _rows(ended, aim, before, index), aim.nothing)
         if not kill and any(client.outcome == Outcome.TERMINATED for client in ended.clients):

@@ -29,6 +29,7 @@ from mpsd.common.log import get_logger
 from mpsd.common.processes import PodProcess
 from mpsd.common.reason import Reason
 from mpsd.common.threads import GuardedThread, Mishaps
+from mpsd.localapi.reasons import ClientsCode
 from mpsd.localapi.snapshot import Desired, GpuClients, LimitQuery, LimitReading
 
 log = get_logger("plugin")
@@ -257,4 +258,4 @@ class Keeper:
         try:
             return self._mpsd.clients(uuids, PRESSED_CLIENTS_S if pressed else CLIENTS_S)
         except GpufracError as error:
-            return dict.fromkeys(uuids, GpuClients(error=str(error)))
+            return dict.fromkeys(uuids, GpuClients(error=str(error), error_code=ClientsCode.MPSD_AWAY))

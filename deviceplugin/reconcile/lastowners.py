@@ -14,11 +14,12 @@ from deviceplugin.plan.reasons import StartCode
 from deviceplugin.reconcile.reasons import ReleaseCode
 from mpsd.common.processes import PodProcess
 from mpsd.common.reason import Reason
+from mpsd.localapi.reasons import ClientsCode
 from mpsd.localapi.snapshot import GpuClients
 
 Processes = Mapping[str, Sequence[PodProcess]]
 """All processes of pods, by pod UID."""
-UNKNOWN_CLIENTS = GpuClients(error="mpsd does not know the GPU")
+UNKNOWN_CLIENTS = GpuClients(error="mpsd does not know the GPU", error_code=ClientsCode.GPU_NOT_KNOWN)
 
 
 class LastOwners:

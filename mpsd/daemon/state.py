@@ -14,8 +14,10 @@ from mpsd.common import records
 from mpsd.common.errors import TransientError
 from mpsd.common.log import get_logger
 from mpsd.common.ranges import Count, Line, MpsProtocol, Name
+from mpsd.common.reason import Reason
 from mpsd.daemon.adopt import DaemonIdentity
 from mpsd.gpu.model import ComputeMode
+from mpsd.localapi.reasons import WarningCode
 from mpsd.localapi.snapshot import Desired
 
 log = get_logger("mpsd")
@@ -60,8 +62,8 @@ class StateFile:
         self.begins_anew = found is None
         """Whether nothing of an earlier mpsd was found."""
         self._saved = Saved(boot_id=boot_id) if found is None else _of_boot(found, boot_id)
-        self.problem = ""
-        """Why the last change could not be written, empty when it was."""
+        self.problem: Reason | None = None
+        """Why the last change could not be written, None when it was."""
 
     @property
     def saved(self) -> Saved:
@@ -99,9 +101,10 @@ class StateFile:
         try:
             records.write(self._path, saved)
         except OSError as error:
-            self.problem = f"cannot write {self._path}: {error.strerror}"
-            raise TransientError(self.problem) from error
-        self._saved, self.problem = saved, ""
+            text = f"cannot write {self._path}: {error.strerror}"
+            self.problem = Reason(WarningCode.STATE_NOT_SAVED, text)
+            raise TransientError(text) from error
+        self._saved, self.problem = saved, None
         if self._copy:
             try:
                 records.write(self._copy, saved)

@@ -251,6 +251,7 @@ class LimitReadingCode(Code):
 class ClientsCode(Code):
     """Why it can't be told who uses a GPU."""
 
+    MPSD_AWAY = ("MpsdAway", "mpsd does not answer.", "See the state and the log of `gpufrac mpsd`.")
     GPU_NOT_KNOWN = ("GpuNotKnown", "mpsd does not know the GPU (yet).", "Wait, or check the GPU's UUID.")
     NO_ANSWER = ("NoAnswer", "Driver or MPS daemon did not answer in time.", "Ask again; look at the GPU's health.")
     FAILED = ("CountFailed", "Driver or MPS daemon answered with an error.", "Read the message.")

@@ -112,7 +112,11 @@ def methods(
         done, errors = terminator.terminate(
             asked.keys, asked.pod_uids, kill=asked.kill, force=asked.force, timeout_s=TERMINATE_S
         )
-        return {"clients": done, "errors": errors}
+        return {
+            "clients": done,
+            "errors": [error.message for error in errors],
+            "error_codes": [error.code for error in errors],
+        }
 
     return reading(
         {

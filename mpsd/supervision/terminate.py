@@ -56,7 +56,7 @@ class Terminator:
 
     def terminate(
         self, keys: Collection[str], pod_uids: Collection[str] = (), *, kill: bool, force: bool, timeout_s: float
-    ) -> tuple[Sequence[Termination], Sequence[str]]:
+    ) -> tuple[Sequence[Termination], Sequence[Reason]]:
         """Ends every client of these allocations.
 
         Args:
@@ -72,7 +72,7 @@ class Terminator:
         found = self._supervisor.clients(self._supervisor.gpus_of(keys, pod_uids), timeout_s / 2)
         # Who joined since the daemon last answered is not known for its client, and as a rule is one all the same.
         plain_gpus = {gpu.info.uuid for gpu in self._supervisor.snapshot.gpus if gpu.mode is Mode.TIME_SLICING}
-        errors = [answer.error for answer in found.values() if answer.error]
+        errors = [answer.why for answer in found.values() if answer.why is not None]
         done: dict[int, Termination] = {}
         for uuid, answer in found.items():
             for client in answer.clients:

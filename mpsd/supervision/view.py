@@ -82,8 +82,8 @@ class View:
     def _all_warnings(self) -> Iterator[Reason]:
         node = self._node
         yield from self._warnings
-        if self._state.problem:
-            yield Reason(WarningCode.STATE_NOT_SAVED, self._state.problem)
+        if self._state.problem is not None:
+            yield self._state.problem
         if node.inventory.never_seen:
             yield never_seen(node.inventory.never_seen)
         yield from self._misnamed()

@@ -195,3 +195,21 @@ SAID = (
     "hard_limits",
 )
 """Names of messages that are named for what they say."""
+
+
+def test_who_gives_a_message_gives_its_code() -> None:
+    """A value without one would be read as what an earlier version sends."""
+    with_codes = {
+        (struct.__name__, name.removesuffix("_code"))
+        for struct in shown_structs()
+        for name in get_type_hints(struct)
+        if name.endswith("_code")
+    }
+    found = []
+    for inside, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                given = {keyword.arg for keyword in node.keywords if keyword.arg}
+                lacking = {name for name in given if (node.func.id, name) in with_codes and f"{name}_code" not in given}
+                found += [f"{inside}:{node.lineno}: {node.func.id}({name}=...)" for name in sorted(lacking)]
+    assert found == []

@@ -90,10 +90,10 @@ def test_what_cannot_be_written_is_an_error_and_not_remembered(short_tmp: Path) 
     with pytest.raises(TransientError, match="cannot write"):
         state.record_daemon("GPU-1", IDENTITY)
     assert state.saved.daemons == {}
-    assert "File exists" in state.problem
+    assert "File exists" in str(state.problem)
     (short_tmp / "file").unlink()
     state.record_daemon("GPU-1", IDENTITY)
-    assert state.problem == ""
+    assert state.problem is None
 
 
 @pytest.mark.parametrize("loss", ["removed", "damaged"])

@@ -12,6 +12,7 @@ from mpsd.config.model import MpsConfig, NodeConfig
 from mpsd.daemon.controller import MpsClients
 from mpsd.daemon.logs.parse import FaultBegun
 from mpsd.gpu.model import GpuProcess, Mode
+from mpsd.localapi.reasons import ClientsCode
 from mpsd.localapi.snapshot import DaemonState, Desired, Outcome
 from mpsd.supervision.terminate import Terminator
 from tests.desired import allocation
@@ -132,5 +133,9 @@ def test_what_cannot_be_told_is_an_error(bench: Bench) -> None:
     bench.host.fail["clients"] = TransientError("cannot get an answer")
     assert terminator.terminate(["other"], kill=False, force=False, timeout_s=WAIT_S) == ((), ())
     done, errors = terminator.terminate(["k1"], kill=False, force=False, timeout_s=WAIT_S)
-    assert (done, errors) == ((), (f"cannot list the clients of GPU {ONE}: cannot get an answer",))
+    assert (done, [str(error) for error in errors]) == (
+        (),
+        [f"cannot list the clients of GPU {ONE}: cannot get an answer"],
+    )
+    assert [error.code for error in errors] == [ClientsCode.FAILED]
     bench.host.fail.clear()
