@@ -108,6 +108,8 @@ class PermissionFiles:
 
     def guard(self) -> None:
         """Somebody else changed something: `are_off` looks at once."""
+        # No lock, or hints would wait for files. Set at any moment it is not lost: `are_off` notes its own look before
+        # it looks, so what it overwrites was there to be seen.
         self._guarded_s = float("-inf")
 
     def are_off(self) -> bool:
