@@ -1,7 +1,6 @@
 """Whether containers are held to what was granted, as far as their processes show."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,15 +24,8 @@ from tests.builders import (
     told,
     uuid,
 )
-from tests.unit.deviceplugin.reconcile.test_keeper import AS_GRANTED, begun, looks, running
+from tests.unit.deviceplugin.reconcile.looking import AS_GRANTED, begun, looks, running
 from tests.world import World
-
-
-@pytest.fixture
-def world(short_tmp: Path) -> Iterator[World]:
-    made = World(short_tmp)
-    yield made
-    made.ledger.close()
 
 
 def test_a_marker_that_cannot_be_read_is_neither_there_nor_absent(world: World) -> None:

@@ -1,10 +1,5 @@
 """When it is looked whether somebody else changed our CDI files."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from deviceplugin.reconcile.files import GUARD_S, PermissionFiles
 from tests.world import FakeSpecs, World
 
@@ -22,13 +17,6 @@ class Specs(FakeSpecs):
         while self.told:
             self.told.pop().guard()
         return False
-
-
-@pytest.fixture
-def world(short_tmp: Path) -> Iterator[World]:
-    made = World(short_tmp)
-    yield made
-    made.ledger.close()
 
 
 def test_no_word_of_a_change_is_lost_during_a_look(world: World) -> None:

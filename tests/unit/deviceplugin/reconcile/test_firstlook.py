@@ -1,6 +1,6 @@
 """A plugin that has lost its records takes nothing away before it has looked at who runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,6 @@ from tests.builders import info, snapshot, status, uuid
 from tests.world import CONFIG, World, answer_with
 
 ANNOTATIONS = AnnotationsConfig(gpus=GpuSelection(), enforcement=Enforcement.COOPERATIVE)
-
-
-@pytest.fixture
-def world(short_tmp: Path) -> Iterator[World]:
-    made = World(short_tmp)
-    yield made
-    made.ledger.close()
 
 
 def running(world: World) -> Allocation:

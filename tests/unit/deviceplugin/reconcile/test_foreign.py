@@ -1,14 +1,11 @@
 """GPUs that other plugins' pods hold by the checkpoint's word alone."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from deviceplugin.grants.holders.model import Holder, Observation
+from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.model import Allocation, Refusal
-from deviceplugin.reconcile.foreign import InitHolders
+from deviceplugin.reconcile.foreign import InitHolders, foreign_holders, reservations
+from mpsd.config.model import AnnotationsConfig, Enforcement, GpuSelection
 from tests.builders import uuid
 from tests.world import World
 
@@ -43,13 +40,6 @@ def test_of_a_container_that_was_listed_once_a_stale_entry_says_nothing() -> Non
     assert holders.entries == frozenset()
 
 
-@pytest.fixture
-def world(short_tmp: Path) -> Iterator[World]:
-    made = World(short_tmp)
-    yield made
-    made.ledger.close()
-
-
 def test_nothing_of_ours_comes_to_a_gpu_that_another_plugins_init_container_holds(world: World) -> None:
     entry: dict[str, object] = {"PodUID": "uid-1", "ContainerName": "warm-up", "ResourceName": WHOLE}
     world.write_checkpoint([entry | {"DeviceIDs": {"-1": [uuid(0)]}}])
@@ -69,3 +59,29 @@ def test_nothing_of_ours_comes_to_a_gpu_that_another_plugins_init_container_hold
     (world.root / "pods" / "uid-1").rmdir()
     world.keeper.observe()
     assert isinstance(world.broker.allocate("gpufrac.dev/a", [device_id(uuid(0), 0)]), Allocation)
+
+
+def test_gpus_of_other_plugins_are_found_by_their_device_ids() -> None:
+    containers: Containers = {
+        ("ns", "p", "c"): {"nvidia.com/gpu": (uuid(0),), "gpufrac.dev/a": (device_id(uuid(1), 0),)},
+        ("ns", "q", "c"): {"nvidia.com/gpu.shared": (f"{uuid(2)}::3",), "rdma/x": ("mlx5_0",)},
+    }
+    gpus = {uuid(i) for i in range(3)}
+    got = foreign_holders(containers, ["gpufrac.dev/a"], gpus, {})
+    assert set(got) == {uuid(0), uuid(2)}
+    assert str(got[uuid(0)]) == "pod ns/p holds it through nvidia.com/gpu"
+
+
+def test_a_reservation_pod_reserves_its_gpu_and_holds_it_for_nobody_else() -> None:
+    annotations = AnnotationsConfig(gpus=GpuSelection(), enforcement=Enforcement.COOPERATIVE)
+    gpus = {uuid(i) for i in range(3)}
+    real = ("kai-resource-reservation", "gpu-reservation-0123456789abcdef", "resource-reservation")
+    containers: Containers = {
+        real: {"nvidia.com/gpu": (uuid(0),)},
+        ("ns", "gpu-reservation-0123456789abcdef", "c"): {"nvidia.com/gpu": (uuid(1),)},
+        ("kai-resource-reservation", "other", "c"): {"nvidia.com/gpu": (uuid(2),)},
+    }
+    reserved = reservations(containers, annotations, gpus)
+    assert reserved == {uuid(0): "kai-resource-reservation/gpu-reservation-0123456789abcdef"}
+    assert set(foreign_holders(containers, [], gpus, reserved)) == {uuid(1), uuid(2)}
+    assert reservations(containers, None, gpus) == {}, "on a node without annotated pods it is another plugin's pod"
