@@ -49,10 +49,14 @@ def domains(
         parts.update(dict.fromkeys(joined, joined))
     found = []
     for part in {id(part): part for part in parts.values()}.values():
+        held = tuple(group for group in groups if group.objection and set(group.gpus) == part)  # as they were granted
         inside = tuple(group for group in served if part.issuperset(group.gpus))
-        name, order = _named(part, inside, kept)
-        found.append(Domain(name, order, inside))
-    found += [Domain(group.name, group.gpus, (group,), group.objection) for group in groups if group.objection]
+        name, order = _named(part, (*inside, *held), kept)
+        objection = next((group.objection for group in held if group.name == name), "")
+        found.append(Domain(name, order, inside or held, objection))
+    names = {domain.name for domain in found}
+    waiting = (group for group in groups if group.objection and group.name not in names)
+    found += [Domain(group.name, group.gpus, (group,), group.objection) for group in waiting]
     place = {group.name: n for n, group in reversed(list(enumerate(groups)))}
     return tuple(
         sorted(found, key=lambda domain: min((place[group.name] for group in domain.groups), default=len(place)))

@@ -90,7 +90,7 @@ class Daemons:
         for name in node.daemons.keys() - plans.keys():
             node.daemons[name].take(None)
         self.recall()
-        for daemon in node.daemons.values():
+        for daemon in list(node.daemons.values()):
             self._judge(daemon)
 
     def recall(self) -> None:
@@ -123,7 +123,7 @@ class Daemons:
         """What daemons are to speak was found out, maybe anew."""
         self.replan()
         if changed and not self._protocol.choice.objection:
-            for daemon in self._node.daemons.values():
+            for daemon in list(self._node.daemons.values()):
                 daemon.try_again(Reason(DaemonCode.PROTOCOL_KNOWN, "the MPS protocol to speak is known"))
 
     def reconcile(self) -> None:
@@ -148,7 +148,7 @@ class Daemons:
 
     def hold_servers(self) -> None:
         """Has MPS servers held on the GPUs that are closed to others."""
-        for daemon in self._node.daemons.values():
+        for daemon in list(self._node.daemons.values()):
             daemon.hold_server(closed=self._node.is_closed(daemon))
 
     def replace(self, name: str, reason: str, *, now: bool) -> None:
@@ -165,7 +165,7 @@ class Daemons:
         daemon.end(End.REPLACED_NOW if now else End.REPLACED, reason=asked)
 
     def pass_deadlines(self, now_s: float) -> None:
-        for daemon in self._node.daemons.values():
+        for daemon in list(self._node.daemons.values()):
             daemon.pass_deadline(now_s)
         for name, servers in self._node.servers.items():
             self._note_servers(name, servers)
@@ -174,7 +174,7 @@ class Daemons:
 
     def on_exit(self, identity: DaemonIdentity) -> None:
         """A process ended that was watched."""
-        for daemon in self._node.daemons.values():
+        for daemon in list(self._node.daemons.values()):
             daemon.on_exit(identity)
 
     def _follow_logs(self, spec: DaemonSpec) -> None:
