@@ -322,6 +322,21 @@ def test_a_client_can_only_lower_its_limit(daemon: Mps) -> None:
         assert reply == "CUDA_ERROR_OUT_OF_MEMORY"
 
 
+def test_a_client_that_sees_one_gpu_of_several_gets_that_one_with_its_namespaces_limit(daemon: Mps) -> None:
+    daemon.tell("namespace", "create", "n", "--server=s")
+    daemon.tell("namespace", "set", "n", "--server=s", "--pinned-memory-limit=2G")
+    used = []
+    for ordinal in "10":
+        client = daemon.hold("--allocate", "1048576", at=("s", "n"), CUDA_VISIBLE_DEVICES=ordinal)
+        rows = [row for row in daemon.rows("client", "list", "--all") if row[0] == str(client.pid)]
+        used.append([row[2] for row in rows])
+        assert int(daemon.allocate(str(2 * GIB - CONTEXT_BYTES), at=("s", "n"), CUDA_VISIBLE_DEVICES=ordinal))
+        over = daemon.allocate(str(2 * GIB + 1), at=("s", "n"), CUDA_VISIBLE_DEVICES=ordinal)
+        assert over == "CUDA_ERROR_OUT_OF_MEMORY", "on each of its GPUs"
+    assert [len(gpus) for gpus in used] == [1, 1]
+    assert used[0] != used[1]
+
+
 @pytest.mark.parametrize("own", ["0=1G,77=1G", f"{ABSENT}=1G"])
 def test_one_entry_for_an_invisible_gpu_drops_the_namespaces_limit_too(daemon: Mps, own: str) -> None:
     daemon.tell("server", "set", "s", "--pinned-memory-limit=2G")
