@@ -9,7 +9,7 @@ from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.drains import Drains
 from deviceplugin.grants.ledger import Ledger
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
-from mpsd.config.model import GIB, AnnotationsConfig, Domains, Enforcement, GpuSelection, NodeConfig
+from mpsd.config.model import GIB, AnnotationsConfig, Domains, Enforcement, GpuSelection, NodeConfig, ShortfallPolicy
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import DomainPlan, can_move, mount_of, needs_daemon, plan
 from mpsd.gpu.model import GpuInfo, Mode
@@ -30,7 +30,12 @@ from tests.builders import CAN, HOOKED_KIND, config, info, ready, snapshot, stat
 def annotated(domains: Domains = Domains.AUTO) -> NodeConfig:
     """A node for annotated pods alone."""
     return config(
-        annotations=AnnotationsConfig(gpus=GpuSelection(), domains=domains, enforcement=Enforcement.COOPERATIVE)
+        annotations=AnnotationsConfig(
+            gpus=GpuSelection(),
+            domains=domains,
+            enforcement=Enforcement.COOPERATIVE,
+            shortfall=ShortfallPolicy.REFUSE,
+        )
     )
 
 
@@ -98,7 +103,7 @@ class ModelMpsd:
         served = [set(domain_plan.domain.gpus) for domain_plan in plans]
         return self._has_users(gpus) or any(
             needs_daemon(a)
-            and not set(a.gpus).isdisjoint(gpus)
+            and set(a.gpus) <= set(gpus)
             and not (self._can_move(a) and any(members.issuperset(a.gpus) for members in served))
             for a in self._allocations()
         )

@@ -147,7 +147,7 @@ class Node:
         domains = [set(d.plan.domain.gpus) for d in self.daemons.values() if d.plan is not None]
         return self.has_users(daemon) or any(
             needs_daemon(a)
-            and not set(a.gpus).isdisjoint(daemon.spec.gpus)
+            and set(a.gpus).issubset(daemon.spec.gpus)
             and not (
                 can_move(a, daemon.spec.dirs, daemon.spec.protocol) and any(gpus.issuperset(a.gpus) for gpus in domains)
             )
