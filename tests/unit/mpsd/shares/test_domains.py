@@ -125,9 +125,7 @@ def test_a_group_that_waits_joins_nothing() -> None:
 
 
 def test_the_node_together_is_what_annotated_pods_may_use() -> None:
-    infos = [
-        GpuInfo(uuid=f"G{n}", index=n, name="", memory_total_bytes=80 * GIB, mig_enabled=n == 2) for n in range(4)
-    ]
+    infos = [GpuInfo(uuid=f"G{n}", index=n, name="", memory_total_bytes=80 * GIB, mig_enabled=n == 2) for n in range(4)]
 
     def span(domain: Domains, **selection: object) -> tuple[str, ...]:
         annotations = AnnotationsConfig(
