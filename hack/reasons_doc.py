@@ -20,7 +20,8 @@ beside its message: `reason` and `reasonCode`, `problems` and `problemCodes` in 
 in what mpsd sends). In `gpufrac status -o json` each line of `attention` has its code in `attentionCodes`.
 
 Texts without a code are no reasons: what is told beside a state (`plan`, `burst`, `drained`, `configRestartNeeded`),
-and errors of a command, which have an exit code. A process of an earlier version sends no codes: they are `Unknown`.
+what a self-test `found`, what a cleanup `left`, and errors of a command, which have an exit code. A process of an
+earlier version sends no codes: they are `Unknown`.
 
 Words: MPS is NVIDIA's Multi-Process Service, with protocol 2 on drivers before r615 and protocol 3 from r615 on. CDI is
 the Container Device Interface, NRI the runtime's Node Resource Interface; a cgroup is a control group of the kernel,
@@ -43,7 +44,7 @@ def render() -> str:
     """The whole page."""
     lines = [HEAD]
     for subject in subjects():
-        lines += [f"## {subject.__name__}", "", subject.__doc__ or "", ""]
+        lines += [f"## {subject.__name__}", "", " ".join((subject.__doc__ or "").split()), ""]
         lines += ["| Code | Meaning | What to do |", "|---|---|---|"]
         lines += [f"| `{code.value}` | {code.meaning} | {code.advice} |" for code in subject]
         lines.append("")
