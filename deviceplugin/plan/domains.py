@@ -21,7 +21,11 @@ _NAMED = 3
 def domain_by_gpu(node: NodeView, accounts: Accounts) -> dict[str, Domain]:
     """The domain of each GPU, as what is granted has it."""
     groups = [view.group for view in node.groups.values() if view.unlisted is None]
-    spans = (*accounts.spans(), *((node.together,) if node.together else ()))
+    there = {gpu.uuid for gpu in node.gpus.values() if gpu.lost is None}
+    spans = [
+        *(span for span in accounts.spans() if there.issuperset(span)),
+        *((node.together,) if node.together else ()),
+    ]
     return domain_of(domains(groups, spans, node.daemons))
 
 
@@ -75,7 +79,7 @@ def _in_the_way(members: Iterable[GpuView], node: NodeView, accounts: Accounts) 
 
 def _can_move(allocation: Allocation, gpu: GpuView, node: NodeView) -> bool:
     """Whether its container, while it has no client, gets another daemon by the directory that it has mounted."""
-    return gpu.protocol == 3 and (node.movable or allocation.mode is Mode.TIME_SLICING)
+    return gpu.protocol == 3 and node.movable and (node.linked or allocation.mode is Mode.TIME_SLICING)
 
 
 def _label(allocation: Allocation) -> str:

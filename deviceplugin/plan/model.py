@@ -250,7 +250,8 @@ class NodeView(msgspec.Struct, frozen=True):
     """Everything planning looks at beside the accounts. GPUs, groups and resources keep their configured order.
 
     `daemons`: MPS daemons that run on several GPUs: name -> GPUs. `together`: GPUs that are of one domain from the
-    start. `movable`: containers that are there may get another MPS daemon (protocol 3, `mps.namespaceMount: linked`).
+    start. `movable`: containers that are there may get another MPS daemon, and with `linked` those with a namespace,
+    too (protocol 3).
     """
 
     gpus: Mapping[str, GpuView]
@@ -259,6 +260,7 @@ class NodeView(msgspec.Struct, frozen=True):
     daemons: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     together: tuple[str, ...] = ()
     movable: bool = True
+    linked: bool = True
     annotated: "AnnotatedView | None" = None
 
 

@@ -167,7 +167,7 @@ def node_view(
             share=config.annotations.share,
             reduces=config.annotations.shortfall is ShortfallPolicy.REDUCE,
         )
-    together = node_span(config, [gpu.info for gpu in by_uuid.values()])
+    together = node_span(config, [gpu.info for gpu in by_uuid.values() if gpu.lost is None])
     running: dict[str, tuple[str, ...]] = {}
     for gpu in by_uuid.values():
         running[gpu.daemon] = (*running.get(gpu.daemon, ()), gpu.uuid)
@@ -177,7 +177,8 @@ def node_view(
         resources=resources,
         daemons={name: members for name, members in running.items() if name and len(members) > 1},
         together=together if all(by_uuid[uuid].protocol == 3 for uuid in together) else (),
-        movable=config.mps.namespace_mount is NamespaceMount.LINKED,
+        movable=not config.mps.shared_memory,
+        linked=config.mps.namespace_mount is NamespaceMount.LINKED,
         annotated=annotated,
     )
 

@@ -6,7 +6,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from cdi.atomic import make_directory
 from mpsd.common.errors import TransientError
@@ -131,13 +131,14 @@ def clear_socket(dirs: DaemonDirs, namespace: str) -> None:
         raise TransientError(f"cannot remove {path}: {error.strerror}") from error
 
 
-def remove(dirs: DaemonDirs) -> None:
-    """Removes the pipe directory of a daemon that is gone, and what is beside it; log files stay."""
+def remove(dirs: DaemonDirs, homes: Iterable[str] = ()) -> None:
+    """Removes the pipe directory of a daemon that is gone, what is beside it, and directories of its `homes`; log files
+    stay."""
     with contextlib.suppress(OSError):
         os.unlink(dirs.config_file)
     with contextlib.suppress(OSError), _opened(os.path.dirname(dirs.pipe)) as parent:
-        _remove_tree(parent, os.path.basename(dirs.links))
-        _remove_tree(parent, os.path.basename(dirs.pipe))
+        for path in (*homes, dirs.links, dirs.pipe):
+            _remove_tree(parent, os.path.basename(path))
 
 
 def link_socket(dirs: DaemonDirs, link: Link) -> None:

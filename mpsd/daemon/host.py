@@ -80,7 +80,7 @@ class DaemonHost(Protocol):
     def quit(self, spec: DaemonSpec, timeout_s: float) -> None: ...
     def terminate(self, identity: DaemonIdentity) -> None: ...
     def kill(self, spec: DaemonSpec, identity: DaemonIdentity | None, servers: tuple[ProcessIdentity, ...]) -> None: ...
-    def remove(self, spec: DaemonSpec) -> None: ...
+    def remove(self, spec: DaemonSpec, *, homes: bool) -> None: ...
 
 
 class LocalHost:
@@ -313,8 +313,8 @@ class LocalHost:
         if left:
             raise TransientError(f"cannot end pid {', '.join(map(str, left))} of the MPS daemon")
 
-    def remove(self, spec: DaemonSpec) -> None:
-        """Removes the pipe directory of a daemon that is gone."""
-        directories.remove(spec.dirs)
+    def remove(self, spec: DaemonSpec, *, homes: bool) -> None:
+        """Removes the pipe directory of a daemon that is gone, and with `homes` what containers mount of it."""
+        directories.remove(spec.dirs, spec.homes if homes else ())
         if self._place is not None:
             self._place.remove(spec.dirs)

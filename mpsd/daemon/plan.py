@@ -1,6 +1,6 @@
 """Config + GPUs + live allocations -> the daemon of each domain: how it should run, or why none does (pure)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpsd.common.quantity import format_bytes
@@ -63,6 +63,7 @@ def plan(
     allocations: Sequence[DesiredAllocation],
     protocol: Callable[[str], int],
     kept: Mapping[str, Sequence[str]] | None = None,
+    lost: Collection[str] = (),
 ) -> tuple[DomainPlan, ...]:
     """The plan of every domain whose GPUs are known, in the domains' order.
 
@@ -70,11 +71,13 @@ def plan(
         allocations: the live ones. Their limits hold whatever the config says by now.
         protocol: the one that a domain's daemon speaks, or will, by its name.
         kept: see `domains`.
+        lost: GPUs that are gone: a daemon that is started with one of them may see none of the others, so nobody has
+            others joined with them.
     """
     reaching = [allocation for allocation in allocations if allocation.group]
     held = {a.group: a.gpus for a in reaching if not is_set_name(a.group)}
-    spans = [a.gpus for a in reaching if needs_daemon(a)]
-    everywhere = node_span(config, infos)
+    spans = [a.gpus for a in reaching if needs_daemon(a) and not any(gpu in lost for gpu in a.gpus)]
+    everywhere = node_span(config, [info for info in infos if info.uuid not in lost])
     if everywhere and protocol(set_name(everywhere)) == 3:
         spans.append(everywhere)
     by_uuid = {info.uuid: info for info in infos}
@@ -158,9 +161,11 @@ def mount_of(allocation: DesiredAllocation, dirs: DaemonDirs, daemon: str) -> st
     return namespace_directory(dirs, namespace_of(allocation, daemon).name) if link is None else link.directory
 
 
-def can_move(allocation: DesiredAllocation, dirs: DaemonDirs, protocol: int) -> bool:
-    """Whether another daemon can take the place of its own while its container is there, and has no client."""
-    return not needs_daemon(allocation) or (protocol == 3 and link_of(allocation, dirs, "") is not None)
+def can_move(allocation: DesiredAllocation, daemon: DaemonSpec) -> bool:
+    """Whether another daemon can take the place of its own while its container is there, and has no client: its
+    container has mounted nothing that is that daemon's."""
+    stable = daemon.protocol == 3 and not daemon.shared_memory and link_of(allocation, daemon.dirs, "") is not None
+    return stable or not needs_daemon(allocation)
 
 
 def _links(

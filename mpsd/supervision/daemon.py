@@ -246,9 +246,9 @@ class DaemonKeeper:
             case Effect.KILL:
                 return Kill(self.spec, self.identity, self.servers)
 
-    def remove_directories(self) -> None:
-        """Removes what an ended daemon leaves on disk."""
-        self.lane.submit(partial(self._outside.host.remove, self.spec))
+    def remove_directories(self, *, homes: bool) -> None:
+        """Removes what an ended daemon leaves on disk, and with `homes` what containers mount of it."""
+        self.lane.submit(partial(self._outside.host.remove, self.spec, homes=homes))
 
     def _perform(self, work: Work) -> None:
         """Runs one effect, in the lane, and posts what came of it."""

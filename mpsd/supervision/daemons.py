@@ -20,6 +20,7 @@ from mpsd.daemon.state import StateFile
 from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState
 from mpsd.shares.domains import domain_of
+from mpsd.shares.groups import is_set_name
 from mpsd.supervision.daemon import DaemonKeeper, Outside
 from mpsd.supervision.ends import End
 from mpsd.supervision.node import Node
@@ -80,7 +81,14 @@ class Daemons:
             return
         node = self._node
         infos = [state.info for state in node.known()]
-        found = plan(node.config, infos, node.desired.allocations, self._protocol_spoken, node.kept_domains())
+        found = plan(
+            node.config,
+            infos,
+            node.desired.allocations,
+            self._protocol_spoken,
+            node.kept_domains(),
+            node.lost(),
+        )
         plans = {domain_plan.domain.name: domain_plan for domain_plan in found}
         node.owner = {uuid: domain.name for uuid, domain in domain_of(p.domain for p in found).items()}
         for name, domain_plan in plans.items():
@@ -145,6 +153,8 @@ class Daemons:
             del node.daemons[daemon.name]
             node.servers.pop(daemon.name, None)
             daemon.lane.submit(partial(self._logs.remove, daemon.name))
+            if is_set_name(daemon.name):  # nobody knows it by that name, and there may be many
+                daemon.remove_directories(homes=False)
 
     def hold_servers(self) -> None:
         """Has MPS servers held on the GPUs that are closed to others."""

@@ -136,7 +136,7 @@ class Ending:
         if ENDS[End.CLEANED_UP].clears:
             for daemon in daemons:
                 if daemon.is_absent:
-                    daemon.remove_directories()
+                    daemon.remove_directories(homes=True)
         for cleanup in over:
             cleanup.done.put(left)
 

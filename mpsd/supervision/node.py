@@ -81,6 +81,10 @@ class Node:
         states = [gpu.state for gpu in self.gpus.values()]
         return tuple(sorted(states, key=lambda state: (state.info.index, state.info.uuid)))
 
+    def lost(self) -> frozenset[str]:
+        """UUIDs of GPUs that are gone."""
+        return frozenset(uuid for uuid, gpu in self.gpus.items() if gpu.state.health is GpuHealth.LOST)
+
     def members(self, daemon: DaemonKeeper) -> list[Gpu]:
         """Its GPUs that are on this node."""
         return [gpu for uuid in daemon.spec.gpus if (gpu := self.gpus.get(uuid)) is not None]
@@ -148,9 +152,7 @@ class Node:
         return self.has_users(daemon) or any(
             needs_daemon(a)
             and set(a.gpus).issubset(daemon.spec.gpus)
-            and not (
-                can_move(a, daemon.spec.dirs, daemon.spec.protocol) and any(gpus.issuperset(a.gpus) for gpus in domains)
-            )
+            and not (can_move(a, daemon.spec) and any(gpus.issuperset(a.gpus) for gpus in domains))
             for a in self.desired.allocations
         )
 
@@ -167,9 +169,7 @@ class Node:
     def _stays(self, daemon: DaemonKeeper) -> bool:
         """Whether no other can take a daemon's place now."""
         return self.has_users(daemon) or any(
-            needs_daemon(a)
-            and set(a.gpus).issubset(daemon.spec.gpus)
-            and not can_move(a, daemon.spec.dirs, daemon.spec.protocol)
+            needs_daemon(a) and set(a.gpus).issubset(daemon.spec.gpus) and not can_move(a, daemon.spec)
             for a in self.desired.allocations
         )
 

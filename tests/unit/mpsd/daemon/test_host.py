@@ -163,7 +163,7 @@ def test_a_daemon_is_started_found_and_ended(node: Node) -> None:
     assert not process.is_alive(running.identity)
     assert node.state.saved.daemons == {}
     assert node.host.find(node.spec()) is None
-    node.host.remove(node.spec())
+    node.host.remove(node.spec(), homes=True)
     assert os.listdir(f"{node.root}/run/mps") == []
 
 
@@ -303,7 +303,7 @@ def test_a_daemon_starts_where_its_place_is_and_that_is_cleared_after_it(node: N
     identity = host.spawn(spec).identity
     assert processes.environ(identity.pid)["LAUNCHED"] == "1"
     host.kill(spec, identity, ())
-    host.remove(spec)
+    host.remove(spec, homes=True)
     assert place.asked == [("launch", "pair0"), ("leave", "pair0"), ("remove", f"{spec.dirs.pipe}.shm")]
 
 

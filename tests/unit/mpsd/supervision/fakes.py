@@ -125,7 +125,7 @@ class FakeHost:
     def kill(self, spec: DaemonSpec, identity: DaemonIdentity | None, servers: tuple[ProcessIdentity, ...]) -> None:
         self._call("kill", spec.name)
 
-    def remove(self, spec: DaemonSpec) -> None:
+    def remove(self, spec: DaemonSpec, *, homes: bool) -> None:
         self._call("remove", spec.name)
 
 
