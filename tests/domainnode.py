@@ -11,7 +11,7 @@ from deviceplugin.grants.ledger import Ledger
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from mpsd.config.model import GIB, AnnotationsConfig, Domains, Enforcement, GpuSelection, NodeConfig, ShortfallPolicy
 from mpsd.daemon.paths import daemon_dirs
-from mpsd.daemon.plan import DomainPlan, can_move, mount_of, needs_daemon, plan
+from mpsd.daemon.plan import DaemonSpec, DomainPlan, can_move, mount_of, needs_daemon, plan
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import (
@@ -97,7 +97,8 @@ class ModelMpsd:
         return set(allocation.gpus) <= set(gpus) and not self._can_move(allocation)
 
     def _can_move(self, allocation: DesiredAllocation) -> bool:
-        return can_move(allocation, daemon_dirs(self.config.mps, allocation.group), 3)
+        dirs = daemon_dirs(self.config.mps, allocation.group)
+        return can_move(allocation, DaemonSpec(allocation.group, allocation.gpus, 3, 0, dirs, ()))
 
     def _is_needed(self, name: str, gpus: tuple[str, ...], plans: Iterable[DomainPlan]) -> bool:
         served = [set(domain_plan.domain.gpus) for domain_plan in plans]
