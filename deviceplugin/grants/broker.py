@@ -63,14 +63,16 @@ class Broker(Reader):
         wall: Callable[[], float] = time.time,
     ) -> None:
         lock = threading.Lock()
-        self._changes = Changes(lock)
+        changes = Changes(lock)
         self._list_condition = threading.Condition(lock)
         self._monotonic, self._wall = monotonic, wall
         self._closed = False
         store = AllocationStore(ledger, self._rebuild_and_mark, wall)
-        holders = Holders(store.accounts, self._changes.mark)
-        grants = Grants(store, holders, self._changes.mark)
-        super().__init__(lock, NodeState(config=config), CurrentView(), store, holders, grants, Lists(), drains)
+        holders = Holders(store.accounts, changes.mark)
+        grants = Grants(store, holders, changes.mark)
+        super().__init__(
+            lock, changes, NodeState(config=config), CurrentView(), store, holders, grants, Lists(), drains
+        )
         for allocation in store.accounts:
             holders.shares.admitted(allocation.key)
         self._rebuild()
@@ -395,5 +397,6 @@ class Broker(Reader):
         self._changes.mark()
 
     def _publish(self) -> None:
+        self._listed_version = self._changes.version
         if self._lists.publish(self._view.now, self._accounts, self._monotonic()):
             self._list_condition.notify_all()

@@ -26,14 +26,16 @@ class Held(msgspec.Struct, frozen=True):
 class Inspection(msgspec.Struct, frozen=True):
     """What is known, listed, granted and held.
 
-    `allocations`: all live ones, oldest first. `holders`: who holds one now, by its key; `pods`: the pods that were
-    seen to, by UID, the newest last; `vacated`: keys of those that nobody holds any more; `checkpoint_only`: of those
-    that the kubelet's checkpoint alone shows. `held` and `drained` are by GPU.
+    `lists_are_new`: all that is known is in the lists. `allocations`: all live ones, oldest first. `holders`: who holds
+    one now, by its key; `pods`: the pods that were seen to, by UID, the newest last; `vacated`: keys of those that
+    nobody holds any more; `checkpoint_only`: of those that the kubelet's checkpoint alone shows. `held` and `drained`
+    are by GPU.
     """
 
     node: NodeState
     view: NodeView
     lists: Mapping[str, Published]
+    lists_are_new: bool
     allocations: tuple[Allocation, ...]
     holders: Mapping[str, Holder | None]
     pods: Mapping[str, Mapping[str, Holder]]
@@ -50,12 +52,15 @@ def inspect(
     accounts: Accounts,
     holders: Holders,
     drained: Mapping[str, Drain],
+    *,
+    lists_are_new: bool,
 ) -> Inspection:
     """The picture of these, which their owner keeps still meanwhile."""
     return Inspection(
         node=node,
         view=view,
         lists=dict(lists),
+        lists_are_new=lists_are_new,
         allocations=tuple(accounts),
         holders={a.key: holders.holder(a) for a in accounts},
         pods={a.key: dict(holders.pods(a)) for a in accounts},

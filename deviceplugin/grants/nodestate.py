@@ -26,16 +26,19 @@ from mpsd.localapi.snapshot import GpuStatus, HardLimits, Snapshot
 class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """The node at one moment.
 
-    `gpus` are as known last, ordered by index. `absence`: why mpsd can't be relied on now, None when it can;
-    `heard_unix_s`: while it can't, when it could last, None where it never could since this process started.
-    `mpsd_seen`: it has answered since then, `complete`: it has shown all GPUs. `hard`: whether new containers can be
-    held to hard limits, as far as known. `cgroup_root`: where mpsd sees the cgroups of containers. `protocols`: the MPS
-    protocol that each GPU's daemon spoke last. `kind_trouble`: GPU -> why the CDI kind of device nodes lacks it.
-    `foreign`: GPU -> why it belongs to another plugin now. `reserved`: GPUs that a scheduler's reservation pods hold.
+    `gpus` are as known last, ordered by index; `instance` and `generation` are of mpsd's last snapshot. `absence`: why
+    mpsd can't be relied on now, None when it can; `heard_unix_s`: while it can't, when it could last, None where it
+    never could since this process started. `mpsd_seen`: it has answered since then, `complete`: it has shown all GPUs.
+    `hard`: whether new containers can be held to hard limits, as far as known. `cgroup_root`: where mpsd sees the
+    cgroups of containers. `protocols`: the MPS protocol that each GPU's daemon spoke last. `kind_trouble`: GPU -> why
+    the CDI kind of device nodes lacks it. `foreign`: GPU -> why it belongs to another plugin now. `reserved`: GPUs that
+    a scheduler's reservation pods hold.
     """
 
     config: NodeConfig
     gpus: tuple[GpuStatus, ...] = ()
+    instance: str = ""
+    generation: int = 0
     absence: Reason | None = Reason(OfferCode.MPSD_AWAY, "mpsd has not answered yet")
     heard_unix_s: float | None = None
     mpsd_seen: bool = False
@@ -73,6 +76,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
                 protocols={**self.protocols, **_protocols(snapshot.gpus)},
                 complete=self.complete or not snapshot.reason,
             )
+        if snapshot is not None:
+            now = structs.replace(now, instance=snapshot.instance, generation=snapshot.generation)
         return structs.replace(now, heard_unix_s=now_unix_s) if now.absence and not self.absence else now
 
     def restored(self, gpus: tuple[GpuStatus, ...], hard_limits: HardLimits) -> "NodeState":

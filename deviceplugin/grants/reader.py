@@ -4,6 +4,7 @@ import threading
 from collections.abc import Collection
 
 from deviceplugin.grants import inspection
+from deviceplugin.grants.changes import Changes
 from deviceplugin.grants.drains import Drains
 from deviceplugin.grants.grants import Grants
 from deviceplugin.grants.holders.holders import Holders
@@ -26,6 +27,7 @@ class Reader:
     def __init__(
         self,
         lock: threading.Lock,
+        changes: Changes,
         node: NodeState,
         view: CurrentView,
         store: AllocationStore,
@@ -34,7 +36,9 @@ class Reader:
         lists: Lists,
         drains: Drains,
     ) -> None:
-        self._lock = lock
+        self._lock, self._changes = lock, changes
+        self._listed_version = -1
+        """Of the changes that are in the lists."""
         self._node, self._view = node, view
         self._store, self._accounts = store, store.accounts
         self._holders, self._grants, self._lists, self._drains = holders, grants, lists, drains
@@ -62,8 +66,15 @@ class Reader:
     def inspect(self) -> Inspection:
         """All in one consistent picture."""
         with self._lock:
-            lists, drained = self._lists.by_resource, self._drains.by_gpu
-            return inspection.inspect(self._node, self._view.now, lists, self._accounts, self._holders, drained)
+            return inspection.inspect(
+                self._node,
+                self._view.now,
+                self._lists.by_resource,
+                self._accounts,
+                self._holders,
+                self._drains.by_gpu,
+                lists_are_new=self._listed_version == self._changes.version,
+            )
 
     def allocations(self) -> list[Allocation]:
         """All live allocations, oldest first."""

@@ -41,15 +41,15 @@ class RuntimeLook:
 
         self._due_s = self._monotonic() + LOOK_S
         if (runtime := runtime_of(self._sockets())) is not None:
-            self.runtime = runtime
             self._broker.set_cdi_loses(cdi_loses(runtime))
+            self.runtime = runtime  # who sees it finds in the broker what it means
             self._is_told()  # it may have connected while it was asked
 
     def _is_told(self) -> bool:
         told = self._told()
         if told is not None:
-            self.runtime = told
             self._broker.set_cdi_loses(None)
+            self.runtime = told
         return told is not None
 
     def _sockets(self) -> Sequence[str]:

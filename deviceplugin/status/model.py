@@ -114,7 +114,9 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     no longer on the node, by UUID. `hard_limits` says whether limits can be hard on this node, or each piece that is
     missing; `limit_drifts` how often one was found not in force. `state_root` is where the node keeps what must outlive
     it. `runtime` is the container runtime's name and version, empty where it is not known. `annotated` is None where
-    the config has no `annotations`. `cdi_objections`: files of others that define CDI devices of ours."""
+    the config has no `annotations`. `cdi_objections`: files of others that define CDI devices of ours. `mpsd_instance`
+    and `mpsd_generation` are of the snapshot of mpsd's that was heard last; `lists_are_new`: it and all else that
+    is known is in the lists."""
 
     pid: int
     started_unix_s: float
@@ -149,5 +151,8 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     cdi_objection_codes: tuple[str, ...] = ()
     refusals: dict[str, dict[str, int]] = {}
     """Resource -> code -> how many Allocates were refused for it since the plugin started."""
+    mpsd_instance: str = ""
+    mpsd_generation: int = 0
+    lists_are_new: bool = True
     metrics: Reason | None = None
     """Why no metrics are served, None while they are, or are off."""

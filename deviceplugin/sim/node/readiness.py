@@ -1,7 +1,9 @@
 """Is everything that a simulated node offers there?"""
 
+from collections.abc import Mapping
 from typing import Any
 
+from deviceplugin.sim.kubelet.devicemanager import NodeResource
 from deviceplugin.sim.kubelet.kubelet import StubKubelet
 from mpsd.common.errors import GpufracError
 from mpsd.config.model import NodeConfig
@@ -23,17 +25,8 @@ def pending(config: NodeConfig, kubelet: StubKubelet) -> tuple[str, str] | None:
         status = plugin_status(config)
     except GpufracError as error:
         return "plugin", str(error)
-    if status["mpsdError"]:
-        return "plugin", str(status["mpsdError"])
-    shown = kubelet.resources
-    for resource in status["resources"]:
-        name = resource["name"]
-        if resource["registration"] != "registered" or name not in shown:
-            return "plugin", f"{name} is not registered: {resource['registrationError'] or 'no reason given'}"
-        if (shown[name].allocatable, shown[name].capacity) != (resource["healthy"], resource["listed"]):
-            return "plugin", f"the kubelet has not got the list of {name} yet"
-    if not status["runtime"]:
-        return "plugin", "it does not know the container runtime yet"
+    if reason := lists_pending(snapshot, status, kubelet.resources):
+        return "plugin", reason
     runtime = kubelet.nri
     if config.annotations is not None and runtime is not None and not runtime.plugins:
         return "plugin", "it has not registered at the container runtime (NRI)"
@@ -43,6 +36,30 @@ def pending(config: NodeConfig, kubelet: StubKubelet) -> tuple[str, str] | None:
 def plugin_status(config: NodeConfig) -> dict[str, Any]:
     """What the plugin's status says. Raises GpufracError."""
     return call(config.plugin_socket, "status", {}, dict[str, Any])
+
+
+def lists_pending(snapshot: Snapshot, status: Mapping[str, Any], shown: Mapping[str, NodeResource]) -> str:
+    """Why the kubelet may not know yet what can be had, empty where it does (pure).
+
+    Args:
+        snapshot: of mpsd, from before `status` was asked for.
+        status: of the plugin, from before the kubelet was asked what is `shown`.
+    """
+    if status["mpsdError"]:
+        return str(status["mpsdError"])
+    if status["mpsdInstance"] != snapshot.instance or status["mpsdGeneration"] < snapshot.generation:
+        return "it has not heard yet what mpsd sees"
+    if not status["runtime"]:
+        return "it does not know the container runtime yet"
+    if not status["listsAreNew"]:
+        return "it has not listed yet what it knows"
+    for resource in status["resources"]:
+        name = resource["name"]
+        if resource["registration"] != "registered" or name not in shown:
+            return f"{name} is not registered: {resource['registrationError'] or 'no reason given'}"
+        if (shown[name].allocatable, shown[name].capacity) != (resource["healthy"], resource["listed"]):
+            return f"the kubelet has not got the list of {name} yet"
+    return ""
 
 
 def _daemons_pending(snapshot: Snapshot) -> str:
