@@ -18,6 +18,7 @@ from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.drains import Drains
 from deviceplugin.grants.holders.model import Holder, Observation
 from deviceplugin.grants.holders.turns import Instance
+from deviceplugin.grants.inspection import Inspection
 from deviceplugin.grants.ledger import Ledger
 from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.reasons import RefusalCode
@@ -136,6 +137,14 @@ class Node(RuleBasedStateMachine):
         self.broker.set_gpu_kind(HOOKED_KIND, {}, frozenset({HOOKED_KIND}) if self.hooked else frozenset())
         self.broker.observe_snapshot(snapshot(*gpus, hard_limits=self.limits))
         self.broker.publish()
+
+    def listed(self) -> Inspection:
+        """What is known, once the lists say it."""
+        now = self.broker.inspect()
+        if now.lists_are_new:
+            return now
+        self.broker.publish()
+        return self.broker.inspect()
 
     def offered(self, name: str, obedient: bool) -> list[str]:
         published = self.broker.wait_list(name, -1, 0, lambda: False)
@@ -258,22 +267,18 @@ class Node(RuleBasedStateMachine):
     def what_runs_is_recorded_and_healthy_unless_a_gpu_of_it_is_lost(self) -> None:
         if not hasattr(self, "broker"):
             return
-        live = {a.key for a in self.broker.allocations()}
-        assert set(self.running) <= live
-        self.broker.publish()
+        inspection = self.listed()
+        assert set(self.running) <= {a.key for a in inspection.allocations}
         lost = {info(i).uuid for i, health in enumerate(self.healths) if health is GpuHealth.LOST}
         for a in self.running.values():
-            published = self.broker.wait_list(a.resource, -1, 0, lambda: False)
-            assert published is not None
-            health = {d.id: d.healthy for d in published.advertisement.devices}
+            health = {d.id: d.healthy for d in inspection.lists[a.resource].advertisement.devices}
             assert all(health[share] is lost.isdisjoint(a.gpus) for share in a.device_ids)
 
     @invariant()
     def nothing_is_offered_on_a_drained_gpu(self) -> None:
         if not hasattr(self, "broker"):
             return
-        self.broker.publish()
-        inspection = self.broker.inspect()
+        inspection = self.listed()
         held = {(a.resource, share) for a in inspection.allocations for share in a.device_ids}
         for name, published in inspection.lists.items():
             for device in published.advertisement.devices:
@@ -444,8 +449,7 @@ class AnnotatedPods(Node):
     def gpus_set_aside_hold_nothing_else_new(self) -> None:
         if not hasattr(self, "broker") or self.config.annotations is None or self.config.annotations.share:
             return
-        self.broker.publish()
-        inspection = self.broker.inspect()
+        inspection = self.listed()
         held = {(a.resource, share) for a in inspection.allocations for share in a.device_ids}
         for name, published in inspection.lists.items():
             for device in published.advertisement.devices:
