@@ -11,6 +11,7 @@ import pytest
 
 from deviceplugin.sim.kubelet.pod import AdmittedPod
 from mpsd.config.model import GIB
+from tests.cli import gpufrac
 from tests.e2e.mpsdnode import ROOT, end, first_line
 from tests.e2e.pluginnode import SMALL, PluginNode, plugin_node
 from tests.waiting import WAIT_S, until
@@ -29,15 +30,7 @@ class Operated:
 
     def gpufrac(self, *arguments: str, code: int = 0) -> str:
         """Its stdout, and stderr where it is not to end well."""
-        done = subprocess.run(
-            [sys.executable, "-m", "deviceplugin.cli.main", *arguments, "--run-root", f"{self.node.root}/run"],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-        )
+        done = gpufrac(*arguments, "--run-root", f"{self.node.root}/run")
         assert done.returncode == code, done.stderr + done.stdout
         return done.stdout + done.stderr if code else done.stdout
 

@@ -10,7 +10,8 @@ import pytest
 
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import set_fault
-from tests.e2e.test_sim import Up, gpufrac, pod
+from tests.cli import gpufrac
+from tests.e2e.test_sim import Up, pod, process
 from tests.waiting import until
 
 CONFIG = """
@@ -34,7 +35,7 @@ class SimNode:
         self.driver = SimulatedDriver(f"{self.root}/sim")
 
     def selftest(self, code: int, *arguments: str) -> dict[str, Any]:
-        done = gpufrac("selftest", "--run-root", self.root, "-o", "json", *arguments)
+        done = process("selftest", "--run-root", self.root, "-o", "json", *arguments)
         assert done.returncode == code, done.stdout + done.stderr
         assert not Path(self.driver.cgroups.root, "gpufrac-selftest").exists()
         found = json.loads(done.stdout)

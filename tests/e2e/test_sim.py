@@ -1,4 +1,4 @@
-"""`gpufrac sim` as users run it: whole simulated nodes in processes of their own."""
+"""`gpufrac sim` as users run it: whole simulated nodes, with mpsd and plugin in processes of their own."""
 
 import contextlib
 import json
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli import gpufrac
 from tests.waiting import WAIT_S, until
 
 RESOURCE = "gpufrac.dev/gpu-8gi"
@@ -32,7 +33,8 @@ def pod(name: str, count: int = 1, resource: str = RESOURCE, extra: str = "") ->
     )
 
 
-def gpufrac(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own, and how that ended."""
     return subprocess.run(
         [sys.executable, "-m", "deviceplugin.cli.main", *arguments],
         input=text,
@@ -144,7 +146,7 @@ def test_run_prints_text_for_people(tmp_path: Path) -> None:
         "      containers:\n      - {name: main, image: x, resources: {limits: {gpufrac.dev/memory-gib: 3}}}\n"
         "---\napiVersion: v1\nkind: Service\nmetadata: {name: web}\n"
     )
-    done = gpufrac("sim", "run", str(manifest))
+    done = process("sim", "run", str(manifest))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "default/web-0: Admitted" in done.stdout
     assert "container init (init container): gpufrac.dev/memory-gib" in done.stdout
@@ -221,7 +223,8 @@ class Up:
         self.first_line = self.process.stdout.readline()
 
     def sim(self, command: str, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-        done = gpufrac("sim", command, "-d", self.directory, *arguments, text=text)
+        run_it = process if command == "client" else gpufrac  # a client takes the place of its process
+        done = run_it("sim", command, "-d", self.directory, *arguments, text=text)
         assert "Traceback" not in done.stderr
         return done
 
@@ -272,7 +275,7 @@ def test_a_node_that_stays_up(up: Up) -> None:
     assert up.sim("delete", "-", text=pod("b")).returncode == 0
     assert up.sim("client", "nonsense").returncode == 2
 
-    other = gpufrac("sim", "up", "-d", up.directory)
+    other = process("sim", "up", "-d", up.directory)
     assert other.returncode == 2
     assert "a simulated node runs there" in other.stderr
 

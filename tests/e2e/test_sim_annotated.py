@@ -12,7 +12,8 @@ from deviceplugin.sim.node.node import SimulatedNode
 from deviceplugin.sim.objects.manifests import LoadedPod, parse_manifests
 from mpsd.config.load import parse_config
 from mpsd.gpu.model import MIB
-from tests.e2e.test_sim import GIB, OUT_OF_MEMORY, RESOURCE, Up, gpufrac, holding, mentioning, run
+from tests.cli import gpufrac
+from tests.e2e.test_sim import GIB, OUT_OF_MEMORY, RESOURCE, Up, holding, mentioning, run
 from tests.e2e.test_sim import pod as share
 from tests.waiting import WAIT_S
 
