@@ -203,7 +203,6 @@ FAULTS = (
         "no MPS namespace yet",
         WAITING,
     ),
-    Fault("other group's daemon", reported(group="pair0"), False, 17, "still that of group pair0", WAITING),
     Fault("CDI disk full", disk_full, False, 17, "No space left on device", "gpufrac_cdi_ok 0"),
     Fault("kubelet gone", kubelet_gone, True, 17, "connection refused", "gpufrac_kubelet_up 0"),
     Fault("checkpoint gone", checkpoint_gone, True, 17, "cannot read the kubelet's checkpoint", "gpufrac_kubelet_up 1"),
