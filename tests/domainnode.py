@@ -188,20 +188,23 @@ class DomainNode:
         self.tell()
 
     def create(self, ask: ContainerAsk) -> Allocation | Refusal:
-        """Asks for a container, once."""
+        """Asks for a container, once. One that is refused holds nothing."""
         outcome = self.broker.allocate_container(ask, by_cdi=True)
         if isinstance(outcome, Allocation):
             self.pods[ask.container.pod_uid] = outcome
+        else:
+            self.pods.pop(ask.container.pod_uid, None)
         return outcome
 
     def may_start(self, pod: str) -> bool:
         return self.pods[pod].key in self.broker.permissions().permitted
 
-    def begin_client(self, pod: str) -> None:
-        """A process of it uses its GPUs."""
+    def begin_client(self, pod: str, *, told: bool = True) -> None:
+        """A process of it uses its GPUs. `told`: and the plugin hears of it."""
         self._clients += 1
         self.mpsd.clients[self.pods[pod].key] = 100 + self._clients
-        self.tell()
+        if told:
+            self.tell()
 
     def end_client(self, pod: str) -> None:
         self.mpsd.clients.pop(self.pods[pod].key, None)

@@ -15,6 +15,7 @@ from mpsd.common.errors import GpufracError
 from mpsd.config.model import Delivery, Enforcement
 
 _NO_ROOM = (OfferCode.MEMORY_TAKEN, OfferCode.CLIENTS_TAKEN)
+_NO_DAEMON = (OfferCode.DAEMONS_IN_USE, OfferCode.NOT_GUARANTEED)
 
 
 class Grants:
@@ -112,6 +113,7 @@ class Grants:
     ) -> Allocation | Refusal:
         """Grants an annotated container what it asks for, durably, or refuses. One that is made anew keeps what it
         held, unless it asks for something else now, can have better, or another container of its pod took its turn.
+        One that was never made gives way where the MPS daemon that it waits for can't start before others end.
 
         Args:
             gpu_kind: the CDI kind that brings it its GPUs, empty where its runtime takes no CDI devices from us.
@@ -134,8 +136,12 @@ class Grants:
         if isinstance(outcome, Refusal) and outcome.code in _NO_ROOM and len(over) > len(by_kind):
             outcome = self._plan_container(ask, view, gpu_kind, old, over)
         if isinstance(outcome, Refusal):
-            keeps = old is not None and not lost_to and not old.adopted and same_ask(old, ask)
-            return old if keeps and old is not None else _with_takers(outcome, lost_to)
+            if old is None or lost_to or old.adopted or not same_ask(old, ask):
+                return _with_takers(outcome, lost_to)
+            if outcome.code not in _NO_DAEMON or old.key not in self._holders.unstarted:
+                return old
+            self.release(old.key)  # a client came before its daemon did: others must not wait with it
+            return outcome
         if old is not None and not same_ask(old, ask):
             self._holders.turns.outdated.add(old.key)
             return Refusal(
@@ -145,6 +151,7 @@ class Grants:
         if old is not None and not lost_to and same_plan(old, outcome):
             return old
         outcome = self._store.replace(old, outcome)
+        self._holders.unstarted.add(outcome.key)
         self._changed()
         return outcome
 
@@ -158,7 +165,7 @@ class Grants:
         return plan_container(
             ask,
             view,
-            self._accounts.without({*own, *after}),
+            self._accounts.without({*own, *after}, undone=self._holders.unstarted.intersection(own)),
             generation=self._store.next_generation(),
             gpu_kind=gpu_kind,
             after=after,

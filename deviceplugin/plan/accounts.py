@@ -84,13 +84,14 @@ class Accounts:
         self._count(before, -1)
         self._count(allocation, 1)
 
-    def without(self, keys: Collection[str]) -> "Accounts":
-        """A copy that lacks some allocations, whose daemons stay as they are; nothing in it counts as vacated."""
+    def without(self, keys: Collection[str], undone: Collection[str] = ()) -> "Accounts":
+        """A copy that lacks some allocations, whose daemons stay as they are but for those of `undone`; nothing in it
+        counts as vacated."""
         others = Accounts()
         for allocation in self:
             if allocation.key not in keys:
                 others.add(allocation)
-        others._left_spans = self.spans()
+        others._left_spans = self.spans(undone)
         return others
 
     def set_vacated(self, keys: set[str]) -> bool:
@@ -165,9 +166,10 @@ class Accounts:
         """The groups that live allocations were granted on, each with its GPUs."""
         return {a.group: a.gpus for a in self._by_key.values() if a.group and not is_set_name(a.group)}
 
-    def spans(self) -> list[tuple[str, ...]]:
-        """GPUs that a live allocation needs one MPS daemon for."""
-        return [a.gpus for a in self._by_key.values() if a.group and a.needs_daemon] + self._left_spans
+    def spans(self, but: Collection[str] = ()) -> list[tuple[str, ...]]:
+        """GPUs that a live allocation needs one MPS daemon for. `but`: keys of some that don't count."""
+        reaching = (a for a in self._by_key.values() if a.group and a.needs_daemon)
+        return [a.gpus for a in reaching if a.key not in but] + self._left_spans
 
     def newest(self, resource: str, device_ids: tuple[str, ...]) -> Allocation | None:
         """The newest live allocation of exactly these shares."""

@@ -32,6 +32,10 @@ class Placements(RuleBasedStateMachine):
         self.directory = tempfile.mkdtemp(prefix="gf-", dir="/tmp")
         self.waiting: dict[str, ContainerAsk] = {}
         """Those that were refused: the kubelet tries again."""
+        self.asks: dict[str, ContainerAsk] = {}
+        """What the pods that are there asked for."""
+        self.before_restart: set[str] = set()
+        """Keys that a plugin before this one granted: it can't know whether containers of them were made."""
 
     @initialize(domains=st.sampled_from(Domains))
     def begin(self, domains: Domains) -> None:
@@ -70,13 +74,13 @@ class Placements(RuleBasedStateMachine):
             self.permitted_have_their_daemon()
 
     @precondition(lambda self: self.idle())
-    @rule(data=st.data())
-    def use_gpus(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), told=st.booleans())
+    def use_gpus(self, data: st.DataObject, told: bool) -> None:
         pod = data.draw(st.sampled_from(self.idle()))
         allocation = self.node.pods[pod]
         reaches = not allocation.needs_daemon or self.node.mpsd.served_by(allocation.gpus) is not None
         if self.node.may_start(pod) and reaches:
-            self.node.begin_client(pod)
+            self.node.begin_client(pod, told=told)
 
     @precondition(lambda self: self.busy())
     @rule(data=st.data())
@@ -92,6 +96,7 @@ class Placements(RuleBasedStateMachine):
     def plugin_restarts(self, told: bool) -> None:
         before = {a.key: a for a in self.node.broker.allocations()}
         self.node.restart_plugin()
+        self.before_restart.update(before)
         assert {a.key: a for a in self.node.broker.allocations()} == before
         if told:
             self.node.tell()
@@ -113,6 +118,16 @@ class Placements(RuleBasedStateMachine):
                     self.node.delete(pod)
         raise AssertionError("everybody that it named is gone, and it waits still")
 
+    @rule()
+    def all_that_could_not_start_try_again(self) -> None:
+        """Then nobody keeps GPUs that it can't use: it may start, or has them no more and says for whom it waits."""
+        node = self.node
+        node.follow()
+        for pod in [pod for pod in node.pods if not node.may_start(pod)]:
+            self.try_to_create(self.asks[pod])
+        node.follow()
+        assert all(node.may_start(pod) or a.key in self.before_restart for pod, a in node.pods.items())
+
     # --- with what
 
     def idle(self) -> list[str]:
@@ -130,6 +145,7 @@ class Placements(RuleBasedStateMachine):
             assert self.in_the_way(wanted, outcome) or "process " in outcome.message, outcome.message
             return outcome
         self.waiting.pop(pod, None)
+        self.asks[pod] = wanted
         assert outcome.enforcement is Enforcement.HARD
         assert (outcome.request_bytes, outcome.limit_bytes) == (wanted.request_bytes, wanted.limit_bytes)
         assert outcome.soft_bytes == wanted.request_bytes

@@ -25,6 +25,8 @@ class Holders:
         self.shares = ShareHolders()
         self.annotated = PodHolders()
         self.turns = Turns()
+        self.unstarted: set[str] = set()
+        """Of annotated containers: granted since we started, and none of them could be made so far."""
 
     def holder(self, allocation: Allocation) -> Holder | None:
         """Who holds it now, as far as known."""
@@ -67,7 +69,9 @@ class Holders:
 
     def may_start(self, allocations: Iterable[Allocation]) -> None:
         """Containers of these may start from now on."""
-        self.shares.may_start(a.key for a in allocations if a.container is None)
+        startable = tuple(allocations)
+        self.shares.may_start(a.key for a in startable if a.container is None)
+        self.unstarted.difference_update(a.key for a in startable)
 
     def releasable(self, now_s: float, *, pressed: bool = False) -> set[str]:
         """Allocations that may go, as far as kubelet and runtime are concerned.
@@ -81,6 +85,7 @@ class Holders:
     def forget(self, key: str) -> None:
         """An allocation was released, and is in the accounts no more."""
         self.shares.forget(key)
+        self.unstarted.discard(key)
         self.annotated.keep(self.annotated_pods())
         held = [(allocation.key, container.id) for allocation, container in self._accounts.annotated()]
         self.turns.keep({container for _, container in held}, {key for key, _ in held})

@@ -111,6 +111,33 @@ def test_where_a_client_keeps_its_daemon_the_second_waits_for_it_at_most(
 
 
 @pytest.mark.parametrize(("first", "second", "mode"), PAIRS)
+def test_a_client_that_comes_first_after_all_keeps_nobody_else_waiting(
+    make: Make, first: Kind, second: Kind, mode: Mode
+) -> None:
+    """The second is granted before mpsd tells of the first one's client. It must not keep GPUs that it can't use."""
+    node = make(Domains.AUTO)
+    granted(node, first.ask("first", mode))
+    node.follow()
+    node.begin_client("first", told=False)
+    granted(node, second.ask("second", mode))
+    node.follow()
+    outcome = node.create(second.ask("second", mode))
+    node.follow()
+    if isinstance(outcome, Allocation):
+        both_run(node)
+        return
+    assert "ns/first/main (since " in outcome.message
+    assert [a.container and a.container.pod for a in node.broker.allocations()] == ["first"]
+    granted(node, ask("third", (1,), mode, 8))
+    node.follow()
+    assert node.may_start("third"), "on the other GPU"
+    assert node.may_start("first")
+    node.end_client("first")
+    granted(node, second.ask("second", mode))
+    both_run(node)
+
+
+@pytest.mark.parametrize(("first", "second", "mode"), PAIRS)
 def test_with_one_domain_for_the_node_nobody_waits(make: Make, first: Kind, second: Kind, mode: Mode) -> None:
     node = make(Domains.NODE)
     assert list(node.mpsd.daemons.values()) == [ALL]

@@ -98,3 +98,4 @@ def test_daemons_stay_as_they_are_while_it_is_planned_who_takes_a_turn() -> None
     accounts = Accounts()
     accounts.add(turn("i", 30, 1, gpus=(0, 1)))
     assert accounts.without({"i"}).spans() == accounts.spans() == [(uuid(0), uuid(1))]
+    assert accounts.without({"i"}, undone={"i"}).spans() == []
