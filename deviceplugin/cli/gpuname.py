@@ -9,6 +9,7 @@ import click
 from deviceplugin.cli.output import some
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.socketpath import plugin_socket
+from mpsd.shares.groups import declared_name
 
 if TYPE_CHECKING:
     from deviceplugin.status.model import PluginStatus
@@ -45,7 +46,7 @@ def gone_names(status: "PluginStatus") -> tuple[GpuName, ...]:
 def names_of_mpsd(snapshot: "Snapshot") -> tuple[GpuName, ...]:
     """All GPUs mpsd knows."""
     return tuple(
-        GpuName(gpu.info.index, gpu.info.uuid, gpu.group if gpu.group != gpu.info.uuid else "") for gpu in snapshot.gpus
+        GpuName(gpu.info.index, gpu.info.uuid, declared_name(gpu.group, gpu.info.uuid)) for gpu in snapshot.gpus
     )
 
 

@@ -38,7 +38,7 @@ log_option = click.option(
 @log_option
 @click.pass_context
 def mpsd(context: click.Context, config_path: str | None, log_format: Literal["text", "json"]) -> None:
-    """Run mpsd: it owns NVML, the GPUs' compute modes and one MPS control daemon per group of GPUs.
+    """Run mpsd: it owns NVML, the GPUs' compute modes and one MPS control daemon per domain of GPUs.
 
     Daemons outlive it: SIGTERM stops those without clients and leaves the others to the next mpsd.
     """
@@ -121,21 +121,22 @@ def replace(
 ) -> None:
     """Have a fresh MPS control daemon take the place of one: when it hangs, or what it holds is to be let go.
 
-    The daemon is named by its GPU (index, UUID, unique prefix) or group. It serves until its clients have ended by
-    themselves, and nothing new starts on it meanwhile. With --now it is ended whoever uses it.
+    The daemon is named by one of its GPUs (index, UUID, unique prefix) or their group. It serves until its clients have
+    ended by themselves, and nothing new starts on it meanwhile. With --now it is ended whoever uses it.
 
     Exit code 1 when it can't be replaced as it is now.
     """
+    from deviceplugin.plan.view import domain_text
     from mpsd.localapi.client import MpsdClient, call
 
     if reason is not None and not (reason.strip() and reason.isprintable() and len(reason) <= MAX_REASON):
         raise ConfigError(f"cannot take this reason: use 1 to {MAX_REASON} printable characters on one line")
     socket = mpsd_socket(run_root_of(config_path, run_root))
     snapshot = MpsdClient(socket).snapshot()
-    chosen = choose([daemon], names_of_mpsd(snapshot))
-    name = chosen[0].group or chosen[0].uuid
-    label = f"the MPS daemon of {f'group {name}' if chosen[0].group else chosen[0]}"
-    users = _users(gpu for gpu in snapshot.gpus if name in (gpu.group, gpu.info.uuid))
+    chosen = choose([daemon], names_of_mpsd(snapshot))[0]
+    name = next(gpu.group for gpu in snapshot.gpus if gpu.info.uuid == chosen.uuid)
+    label = f"the MPS daemon of {domain_text(name, snapshot.gpus)}"
+    users = _users(gpu for gpu in snapshot.gpus if gpu.group == name)
     if now and not yes:
         confirm(f"End {label} at once? It has {_clients(users)}.")
     params = {"daemon": name, "now": now} | ({"reason": reason} if reason else {})

@@ -8,14 +8,13 @@ from msgspec import structs
 from deviceplugin.plan.enforcement import UNKNOWN, level_words, mps_level
 from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, HardAbility
 from deviceplugin.plan.reasons import EnforcementCode, OfferCode, StartCode
-from deviceplugin.plan.view import serves
+from deviceplugin.plan.view import domain_text, serves
 from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import Reason
 from mpsd.config.model import Enforcement, MpsConfig
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.gpu.model import GpuHealth
 from mpsd.localapi.snapshot import Attached, DaemonStatus, GpuStatus
-from mpsd.shares.groups import is_set_name
 
 Gpus = Mapping[str, GpuStatus]
 """All GPUs that mpsd reports, by UUID."""
@@ -87,7 +86,7 @@ def gpus_objection(allocation: Allocation, gpus: Gpus) -> Reason | None:
         if gpu is None:
             named = f"its GPU {uuid}" if several else "its GPU"
             return Reason(StartCode.GPU_NOT_KNOWN, f"{named} is not known to mpsd")
-        if reason := _gpu_objection(allocation, gpu):
+        if reason := _gpu_objection(allocation, gpu, gpus):
             of_one = several and reason.code != StartCode.WAITS_FOR_DAEMON
             return reason.reworded(f"GPU {gpu.info.index}: {reason}") if of_one else reason
     if allocation.needs_daemon:
@@ -106,14 +105,13 @@ def gpus_objection(allocation: Allocation, gpus: Gpus) -> Reason | None:
     return None
 
 
-def _gpu_objection(allocation: Allocation, gpu: GpuStatus) -> Reason | None:
+def _gpu_objection(allocation: Allocation, gpu: GpuStatus, gpus: Gpus) -> Reason | None:
     if gpu.health is GpuHealth.LOST:
         return gpu.why or Reason(OfferCode.GPU_NOT_WELL, "its GPU is lost")
     if allocation.needs_daemon:
         if gpu.daemon is None or not serves(gpu.daemon):
             # Why is said once, of the daemon, not of each container that waits for it.
-            named = gpu.info.index if is_set_name(gpu.group) or gpu.group == gpu.info.uuid else None
-            owner = f"group {gpu.group}" if named is None else f"GPU {named}"
+            owner = domain_text(gpu.group, gpus.values())
             return Reason(StartCode.WAITS_FOR_DAEMON, f"waiting for the MPS daemon of {owner}")
         if reason := _default_limit_objection(allocation, gpu.daemon):
             return reason
@@ -188,8 +186,8 @@ def loosened(allocation: Allocation, gpus: Gpus) -> Reason | None:
     return Reason(
         EnforcementCode.ONE_LIMIT_PER_GROUP,
         f"its processes are held to {format_bytes(default_bytes)} per GPU by now, not to "
-        f"{format_bytes(allocation.limit_bytes)}: MPS protocol 2 has one limit for all of group {allocation.group}, "
-        "and the config raised it",
+        f"{format_bytes(allocation.limit_bytes)}: MPS protocol 2 has one limit for all containers of one "
+        "daemon, and the config raised it",
     )
 
 

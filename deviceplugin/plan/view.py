@@ -32,7 +32,7 @@ from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus
 from mpsd.shares.capability import client_limit
 from mpsd.shares.domains import node_span
-from mpsd.shares.groups import Group, group_of, groups
+from mpsd.shares.groups import Group, group_of, groups, label
 from mpsd.shares.sizes import (
     ShareSize,
     burst_allowed,
@@ -134,6 +134,12 @@ def daemon_text(daemon: DaemonStatus) -> str:
     if daemon.state is DaemonState.ABSENT and not reason:
         return f"{ITS_DAEMON} does not run"
     return f"{ITS_DAEMON} is {daemon_state(daemon)}" + (f": {reason}" if reason else "")
+
+
+def domain_text(name: str, gpus: Iterable[GpuStatus]) -> str:
+    """How texts call the domain of that name, by those of these GPUs that it serves."""
+    infos = sorted((gpu.info for gpu in gpus if gpu.group == name), key=lambda info: info.index)
+    return label(name, [info.uuid for info in infos], {info.uuid: info.index for info in infos})
 
 
 def node_view(

@@ -8,7 +8,7 @@ from deviceplugin.grants.holders.model import Pods
 from deviceplugin.kubelet.reasons import KubeletCode
 from deviceplugin.plan.model import ANNOTATED
 from deviceplugin.plan.reasons import OfferCode
-from deviceplugin.plan.view import daemon_text
+from deviceplugin.plan.view import daemon_text, domain_text
 from deviceplugin.status.model import AllocationStatus, PluginStatus, ResourceStatus
 from deviceplugin.status.reasons import AttentionCode
 from mpsd.common.reason import OlderCode, Reason, reason_of, reasons_of
@@ -73,7 +73,7 @@ def _of_mpsd(snapshot: Snapshot, pods: Pods) -> list[Reason]:
             sick.append((f"{name} ({gpu.info.uuid})", Reason(code, f"is {gpu.health}: {gpu.reason}")))
         daemon = gpu.daemon
         if daemon is not None and _in_trouble(daemon):
-            owner = f"group {daemon.name}" if daemon.name not in ("", gpu.info.uuid) else name
+            owner = domain_text(gpu.group, snapshot.gpus)
             code = daemon.why.code if daemon.why is not None else OfferCode.DAEMON_NOT_READY
             daemons.append((owner, Reason(code, daemon_text(daemon))))
         if alien := [client for client in gpu.clients if client.allocation_key is None and is_foreign(client, pods)]:

@@ -9,6 +9,7 @@ from deviceplugin.status.model import AllocationStatus
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.localapi.snapshot import GpuClient, GpuClients, GpuStatus
+from mpsd.shares.groups import declared_name
 
 RENAME = "camel"
 
@@ -77,13 +78,12 @@ def clients(
         answer = (looked_up or {}).get(gpu.info.uuid)
         why = answer.why if answer is not None else outdated
         known = gpu.clients if answer is None or answer.error else answer.clients
-        group = gpu.group if gpu.group != gpu.info.uuid else ""
         named = tuple(owners.named(client) for client in sorted(known, key=lambda client: client.pid))
         rows.append(
             GpuClientsStatus(
                 uuid=gpu.info.uuid,
                 index=gpu.info.index,
-                group=group,
+                group=declared_name(gpu.group, gpu.info.uuid),
                 clients=named,
                 outdated=message_of(why),
                 outdated_code=code_of(why),

@@ -86,7 +86,7 @@ class Gone:
 
 
 def judge(evidence: Evidence) -> Ours | Foreign | Gone:
-    """The verdict on the daemon of one group."""
+    """The verdict on the daemon of one domain."""
     foreign: Foreign | None = None
     for candidate in evidence.candidates:
         recorded = evidence.recorded

@@ -56,7 +56,7 @@ class DaemonDirs(msgspec.Struct, frozen=True):
         return f"{self.pipe}.ns"
 
     def links_of(self, home: str) -> str:
-        """The same of another group of GPUs, which the daemon serves, too."""
+        """The same of other GPUs, or a group, that the daemon serves, too."""
         return f"{self.pipe.rpartition('/')[0]}/{_file_name(home)}.ns"
 
     @property

@@ -192,7 +192,7 @@ def find_started(name: str, dirs: DaemonDirs, boot_id: str, *, simulated: bool =
 
 
 def find_unrecorded(name: str, pipe_directory: str, *, simulated: bool = False) -> Candidate | None:
-    """The daemon of a group by its environment only: of all that have it, servers are its children."""
+    """The daemon of a domain by its environment only: of all that have it, servers are its children."""
     found = members(name, pipe_directory, simulated=simulated)
     pids = {member.pid for member in found}
     roots = [member for member in found if processes.parent(member.pid) not in pids]
@@ -269,7 +269,7 @@ def in_group(pid: int, identity: DaemonIdentity) -> bool:
 
 
 def members(name: str, pipe_directory: str, *, simulated: bool = False) -> list[ProcessIdentity]:
-    """The living daemon and servers of one group, known by the environment that servers inherit from our daemon.
+    """The living daemon and servers of one domain, known by the environment that servers inherit from our daemon.
 
     Clients are never among them: they have the same pipe directory at most. Nobody is known by the name of an
     executable: every daemon of the node has the same one, ours and those of others.

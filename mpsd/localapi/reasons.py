@@ -186,7 +186,7 @@ class SharingCode(Code):
         "The GPUs can't be grouped as the config has it: one is missing, or allocations hold them as they were.",
         "Wait for these allocations to end, or correct gpus.groups in the config.",
     )
-    DISSOLVED = ("GroupDissolved", "The config no longer has its group, and its daemon is ending.", "Wait.")
+    DISSOLVED = ("GroupDissolved", "Its MPS daemon is of other GPUs by now, and is ending.", "Wait.")
     CLEANED_UP = ("CleanedUp", "Everything was cleaned up on request.", "Restart mpsd to share the GPU again.")
 
 

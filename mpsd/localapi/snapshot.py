@@ -32,7 +32,7 @@ class DaemonState(StrEnum):
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One control daemon, the same for each GPU of its group.
+    """One control daemon, the same for each GPU of its domain.
 
     `pinned_limit_bytes` is the default limit as read back, None until then; under protocol 3 it is no client's of ours.
     `attached`: under protocol 3, the allocations whose namespace was read back. `unheld`: under protocol 2, why its
@@ -42,7 +42,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     state: DaemonState
     name: NameOrNone = ""
-    """UUID of its only GPU, or the group's name."""
+    """UUID of its only GPU, or the domain's name."""
     reason: str = ""
     reason_code: str = ""
     since_unix_s: float = 0.0
@@ -102,7 +102,8 @@ class GpuClient(msgspec.Struct, frozen=True, kw_only=True):
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU as mpsd sees it. `not_shared` says why it is left alone (MIG, excluded), empty when it is ours. `group`
-    is the group that serves it: its own UUID, or the name of a declared one.
+    is the domain that serves it, the GPUs of one MPS daemon: its own UUID, the name of a declared group, or a name made
+    for several GPUs.
 
     `excluded`: the config leaves it out, so that nobody need look after it.
 
@@ -289,9 +290,9 @@ class CleanedUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesiredAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A live allocation as mpsd needs it. `limit_bytes` is per GPU. `group` is empty where GPUs of several are used
-    without a daemon. `slot` is the slot of its share, None for units and annotated containers: under protocol 3 a fixed
-    share has its namespace in the daemon's config, the others get one of their own."""
+    """A live allocation as mpsd needs it. `limit_bytes` is per GPU. `group` is the name of its own GPUs together, empty
+    where no daemon serves all of them. `slot` is the slot of its share, None for units and annotated containers: under
+    protocol 3 a fixed share has its namespace in the daemon's config, the others get one of their own."""
 
     key: Name
     resource: Line

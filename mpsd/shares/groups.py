@@ -40,6 +40,23 @@ def is_set_name(name: str) -> bool:
     return name.startswith(_SET)
 
 
+def declared_name(name: str, gpu: str) -> str:
+    """The name of a group or domain that a GPU is in where the config gave it one, else empty."""
+    return "" if name == gpu or is_set_name(name) else name
+
+
+def label(name: str, gpus: Sequence[str], index: Mapping[str, int]) -> str:
+    """How texts call a group or domain: by its GPUs, and by its name where the config gave it one.
+
+    Args:
+        index: of GPUs by their UUID. Those that are not there are called by that.
+    """
+    known = ", ".join(str(index[uuid]) for uuid in gpus if uuid in index)
+    members = ", ".join([*([f"GPU {known}"] if known else []), *(uuid for uuid in gpus if uuid not in index)])
+    declared = declared_name(name, gpus[0])
+    return f"group {declared} ({members})" if declared else members
+
+
 def groups(config: NodeConfig, infos: Sequence[GpuInfo], held: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
     """Every group of the node: declared ones in the config's order, then by index the GPUs that are each on its own:
     those in no declared group, and those of shared ones.

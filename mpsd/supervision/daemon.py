@@ -49,12 +49,12 @@ class Outside:
 
 
 class DaemonKeeper:
-    """Of one group's daemon. Every method is for the supervisor's thread; the host is called in the lane."""
+    """Of one domain's daemon. Every method is for the supervisor's thread; the host is called in the lane."""
 
     def __init__(self, spec: DaemonSpec, outside: Outside, lane: Lane) -> None:
         self._outside, self.lane = outside, lane
         self.plan: DomainPlan | None = None
-        """None: no group of this name is left; what runs is to end."""
+        """None: no domain of this name is left; what runs is to end."""
         self.spec = spec
         self.life = Lifecycle()
         self.since_s = time.monotonic()

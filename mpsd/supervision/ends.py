@@ -15,7 +15,7 @@ class End(Enum):
     CLEANED_UP = "an operator has all of mpsd cleaned up"
     STOPPING = "mpsd stops"
     BEGINS_ANEW = "the driver was replaced, and mpsd begins anew to load its library"
-    UNPLANNED = "the config no longer shares its GPUs, or groups them otherwise"
+    UNPLANNED = "the config no longer shares its GPUs, or they are of another domain by now"
     REPLACED = "another is to take its place when nobody uses it: an operator asked, or it is of an earlier config"
     REPLACED_NOW = "another is to take its place, whoever uses it: an operator asked"
 
@@ -31,7 +31,7 @@ class Fate(Enum):
 class Then(Enum):
     """What comes after it."""
 
-    NOTHING = "none of its group"
+    NOTHING = "none, or that of the new domain"
     ANOTHER = "another, at once"
     NEXT_MPSD = "what the next mpsd finds or starts"
 

@@ -182,7 +182,7 @@ class Supervisor:
         """Has another daemon take the place of one: when nobody uses it, or `now`, whoever does.
 
         Args:
-            name: a GPU's UUID or a group's name.
+            name: the daemon's, which is its domain's.
 
         Raises:
             ConfigError: no such daemon, or it is to end anyway.

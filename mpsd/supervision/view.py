@@ -16,6 +16,7 @@ from mpsd.gpu.model import ComputeMode
 from mpsd.limits.hardlimits import HardLimitsKeeper
 from mpsd.localapi.reasons import DaemonCode, SharingCode, WarningCode
 from mpsd.localapi.snapshot import DaemonStatus, DesiredAllocation, GpuStatus, Snapshot
+from mpsd.shares.groups import label
 from mpsd.supervision.computemode import fits
 from mpsd.supervision.daemon import DaemonKeeper
 from mpsd.supervision.indices import Indices
@@ -123,7 +124,7 @@ class View:
     def _not_shared(self, daemon: DaemonKeeper) -> Reason | None:
         """Why the daemon's GPUs are left alone; None when they are not."""
         if daemon.plan is None:
-            return Reason(SharingCode.DISSOLVED, "its group is being dissolved")
+            return Reason(SharingCode.DISSOLVED, "its MPS daemon is of other GPUs by now, and is ending")
         if daemon.plan.not_shared is not None:
             return daemon.plan.not_shared
         if self._node.cleaned_up:
@@ -135,9 +136,16 @@ class View:
         status = daemon.status(allocations, partial(self._logs.last_lines, daemon.name))
         if status is None or not daemon.is_absent or not (others := self._node.blockers(daemon)):
             return status
-        names = ", ".join(f"{other.name} ({'looked for' if other.finding else other.state})" for other in others)
-        why = Reason(DaemonCode.OTHERS_STILL_THERE, f"it takes the place of others, which end when unused: {names}")
+        names = ", ".join(
+            f"{self._label(other)}: {'looked for' if other.finding else other.state}" for other in others
+        )
+        why = Reason(DaemonCode.OTHERS_STILL_THERE, f"it takes the place of others, which end when unused ({names})")
         return msgspec.structs.replace(status, reason=why.message, reason_code=why.code)
+
+    def _label(self, daemon: DaemonKeeper) -> str:
+        """How texts call a daemon: by the GPUs that it runs on."""
+        gpus = daemon.identity.gpus if daemon.identity is not None else daemon.spec.gpus
+        return label(daemon.name, gpus, {uuid: gpu.state.info.index for uuid, gpu in self._node.gpus.items()})
 
     # --- what is short of perfect --------------------------------------------------------------------------------
 
@@ -154,7 +162,7 @@ class View:
 
     def _nameless(self) -> Iterable[Reason]:
         return (
-            Reason(WarningCode.NO_HOST_PIDS, f"MPS daemon of {name}: {NO_HOST_PIDS}")
+            Reason(WarningCode.NO_HOST_PIDS, f"MPS daemon of {self._label(self._node.daemons[name])}: {NO_HOST_PIDS}")
             for name, watch in self._node.servers.items()
             if watch.nameless_clients
         )
@@ -163,8 +171,8 @@ class View:
         return (
             Reason(
                 WarningCode.DAEMON_WITHOUT_GPU,
-                f"the MPS daemon of {daemon.name} runs (pid {daemon.identity.pid}), and none of its GPUs is on this "
-                f"node: {HOLDERS_FIRST if self._node.is_busy(daemon) else 'it is being ended'}",
+                f"the MPS daemon of {self._label(daemon)} runs (pid {daemon.identity.pid}), and none of its GPUs is on "
+                f"this node: {HOLDERS_FIRST if self._node.is_busy(daemon) else 'it is being ended'}",
             )
             for daemon in self._node.daemons.values()
             if daemon.identity is not None and not self._node.members(daemon)

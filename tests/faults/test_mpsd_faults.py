@@ -427,7 +427,8 @@ def pid_zero(node: Node) -> None:
 
 
 def is_warned(node: Node, gpu: GpuStatus) -> bool:
-    return any(f"MPS daemon of {gpu.group}: its clients show PID 0" in w for w in node.supervisor.snapshot.warnings)
+    said = f"MPS daemon of GPU {gpu.info.index}: its clients show PID 0"
+    return any(said in warning for warning in node.supervisor.snapshot.warnings)
 
 
 # --- GPUs, driver, compute mode --------------------------------------------------------------------------------------

@@ -632,7 +632,7 @@ def test_replace_at_once_asks(node: FakeNode, monkeypatch: pytest.MonkeyPatch, a
     questions = yes(monkeypatch, answer)
     got = replace(node, "1", "--now")
     assert (got.exit_code, len(node.asked)) == ((0, 1) if answer else (1, 0))
-    assert questions == ["End the MPS daemon of group pair0 at once? It has 1 client: pid 33 (torch)."]
+    assert questions == ["End the MPS daemon of group pair0 (GPU 1, 2) at once? It has 1 client: pid 33 (torch)."]
 
 
 def test_replace_of_what_cannot_be(node: FakeNode) -> None:

@@ -90,7 +90,7 @@ def test_it_may_not_start_on_one_that_does_not_hold_its_limit(
         ({"daemon": daemon(unheld="none is up")}, "GPU 1: a process that skips MPS could take its GPU: none is up"),
         ({"mode": None, "reason": "foreign processes"}, "GPU 1: its GPU is not in sm-sharing yet: foreign processes"),
         ({"health": GpuHealth.LOST, "reason": "off the bus"}, "GPU 1: off the bus"),
-        ({"daemon": None}, "waiting for the MPS daemon of group pair0"),
+        ({"daemon": None}, "waiting for the MPS daemon of group pair0 (GPU 0, 1)"),
         ({"daemon": daemon(name=uuid(1))}, "its 2 GPUs have 2 MPS daemons still, and it needs one for all of them"),
     ],
 )

@@ -49,10 +49,10 @@ def test_a_dead_daemon_is_told_once_for_all_its_allocations_and_gpus(world: Worl
     world.keeper.attach()
     gpus = reported(world.broker.node.config, world.infos, world.broker.desired(), world.daemon)
     lines = told(snapshot(*gpus), world.picture())
-    assert "group pair0, GPU 2: its MPS daemon is backoff: it died" in lines
+    assert "group pair0 (GPU 0, 1), GPU 2: its MPS daemon is backoff: it died" in lines
     (waiting,) = [line for line in lines if line.endswith("waiting for the MPS daemon of GPU 2")]
     assert waiting.startswith("ns/p0/c, ns/p1/c, ns/p2/c and 2 more: waiting: ")
-    assert any(line.startswith("ns/q/c: waiting: ") and line.endswith("of group pair0") for line in lines)
+    assert any(line.startswith("ns/q/c: waiting: ") and line.endswith("of group pair0 (GPU 0, 1)") for line in lines)
     assert len(lines) == 4, lines
 
 
@@ -89,7 +89,8 @@ REPLACED = "it is replaced when its clients have ended: leak"
 )
 def test_a_daemon_is_told_once_whoever_says_so(world: World, changes: dict[str, Any], lines: list[str]) -> None:
     found = said(world, structs.replace(ready(), **changes))
-    assert [line for line in found if "its MPS daemon" in line] == [f"group pair0, GPU 2: {line}" for line in lines]
+    owners = "group pair0 (GPU 0, 1), GPU 2"
+    assert [line for line in found if "its MPS daemon" in line] == [f"{owners}: {line}" for line in lines]
     assert sum("wedged" in line for line in found) <= 1
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpsd.config.model import NodeConfig
 from mpsd.gpu.model import GpuInfo
-from mpsd.shares.groups import Group, group_of, groups
+from mpsd.shares.groups import Group, declared_name, group_of, groups, label, set_name
 
 
 def infos(count: int) -> list[GpuInfo]:
@@ -94,3 +94,19 @@ def test_no_gpu_is_served_by_two_groups_and_none_is_forgotten(declared: dict[str
     assert group_of(found).keys() == {f"G{n}" for n in range(count)}
     served = [uuid for group in found if not group.objection for uuid in group.gpus]
     assert len(served) == len(set(served))
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "said"),
+    [
+        ("G1", ("G1",), "GPU 1"),
+        (set_name(("G0", "G1")), ("G0", "G1"), "GPU 0, 1"),
+        ("pair", ("G1", "G0"), "group pair (GPU 1, 0)"),
+        ("solo", ("G1",), "group solo (GPU 1)"),
+        (set_name(("G0", "G9")), ("G0", "G9"), "GPU 0, G9"),
+        ("G9", ("G9",), "G9"),
+    ],
+)
+def test_gpus_are_called_by_number_and_a_group_by_its_name_too(name: str, gpus: tuple[str, ...], said: str) -> None:
+    assert label(name, gpus, {"G0": 0, "G1": 1}) == said
+    assert declared_name(name, gpus[0]) == (name if said.startswith("group") else "")
