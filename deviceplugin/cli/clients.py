@@ -7,9 +7,9 @@ import click
 from msgspec import structs
 
 from deviceplugin.cli.gpuname import choose, complete_gpu, names_of_mpsd, names_of_plugin
-from deviceplugin.cli.node import Node, look, span
+from deviceplugin.cli.node import Node, look
 from deviceplugin.cli.options import node_options, run_root_of
-from deviceplugin.cli.output import complain, failures, print_json, print_table, rounded, say
+from deviceplugin.cli.output import complain, failures, print_json, print_table, rounded, say, span
 from deviceplugin.status.clients import ClientStatus, GpuClientsStatus
 from deviceplugin.status.clients import clients as clients_of
 from deviceplugin.status.reasons import ProcessCode

@@ -10,7 +10,7 @@ import click
 from deviceplugin.cli.gpuname import GONE, GpuName, choose, complete_gpu, gone_names, names_of_plugin
 from deviceplugin.cli.options import Seconds, node_options, run_root_of
 from deviceplugin.cli.output import Failure, complain, counted, failures, print_json, say, some
-from deviceplugin.status.model import AllocationStatus, PluginStatus
+from deviceplugin.status.model import AllocationStatus, GpuAccount, PluginStatus
 from mpsd.common.errors import NotReachableError
 from mpsd.common.socketpath import plugin_socket
 from mpsd.localapi.client import call
@@ -114,7 +114,13 @@ def drain_lines(status: PluginStatus, chosen: Sequence[GpuName]) -> list[str]:
         lines.append(f"{gpu} ({gpu.uuid}): {drained}; {_left_text(left_on(status, [gpu]))}")
     groups = {gpu.group for gpu in chosen if gpu.group}
     others = [gpu for gpu in names_of_plugin(status) if gpu.group in groups and gpu not in chosen]
-    return lines + [f"{gpu} ({gpu.uuid}): takes nothing new either: it is in group {gpu.group}" for gpu in others]
+    return lines + [f"{gpu} ({gpu.uuid}): {_taken_along(gpu, accounts[gpu.uuid])}" for gpu in others]
+
+
+def _taken_along(gpu: GpuName, account: GpuAccount) -> str:
+    if account.reason:
+        return f"takes nothing new either: it is in group {gpu.group}"
+    return f"takes nothing of group {gpu.group} either, which needs all of its GPUs; whatever needs less it takes"
 
 
 def left_on(status: PluginStatus, chosen: Collection[GpuName]) -> list[AllocationStatus]:

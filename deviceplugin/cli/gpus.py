@@ -1,32 +1,35 @@
 """`gpufrac gpus`: every GPU in one line, or all about some."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import click
 
+from deviceplugin.cli.faults import gpu_faults, numbers
 from deviceplugin.cli.gpuname import GpuName, choose, complete_gpu
-from deviceplugin.cli.node import LOG_LINES, Node, age, log_lines, look
+from deviceplugin.cli.node import LOG_LINES, Node, log_lines, look
 from deviceplugin.cli.options import node_options
-from deviceplugin.cli.output import counted, failures, print_json, print_table, say, size
+from deviceplugin.cli.output import age, counted, failures, print_json, print_table, say, size
 from deviceplugin.plan.view import daemon_reason, daemon_state
 from deviceplugin.status.model import GpuAccount
 from mpsd.localapi.snapshot import DaemonStatus, GpuStatus
+from mpsd.shares.groups import declared_name
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """What both processes say of one GPU."""
+    """What both processes say of one GPU. `domain`: the GPUs of the MPS daemon that serves it, itself among them."""
 
     uuid: str
     account: GpuAccount | None
     state: GpuStatus | None
+    domain: tuple[str, ...]
 
     @property
     def name(self) -> GpuName:
         index = self.state.info.index if self.state else self.account.index if self.account else -1
         group = self.account.group if self.account else self.state.group if self.state else ""
-        return GpuName(index, self.uuid, group if group != self.uuid else "")
+        return GpuName(index, self.uuid, declared_name(group, self.uuid))
 
     @property
     def health(self) -> str | None:
@@ -57,7 +60,14 @@ def gpu_facts(node: Node) -> list[GpuFacts]:
     """All GPUs by index (pure)."""
     accounts = {gpu.uuid: gpu for gpu in node.plugin.gpus} if node.plugin else {}
     states = {gpu.info.uuid: gpu for gpu in node.mpsd.gpus} if node.mpsd else {}
-    found = [GpuFacts(uuid, accounts.get(uuid), states.get(uuid)) for uuid in {**states, **accounts}]
+    domains: dict[str, tuple[str, ...]] = {}
+    for uuid, gpu in states.items():
+        domains[gpu.group] = (*domains.get(gpu.group, ()), uuid)
+    found = []
+    for uuid in {**states, **accounts}:
+        account, state = accounts.get(uuid), states.get(uuid)
+        domain = domains[state.group] if state is not None else account.domain if account is not None else ()
+        found.append(GpuFacts(uuid, account, state, domain))
     return sorted(found, key=lambda gpu: gpu.name)
 
 
@@ -74,15 +84,16 @@ def gpus(names: tuple[str, ...], config_path: str | None, run_root: str | None, 
     node = look(config_path, run_root)
     node.need_any()
     found = gpu_facts(node)
+    index = {gpu.uuid: gpu.name.index for gpu in found}
     if names:
         chosen = choose(names, [gpu.name for gpu in found])
         found = [gpu for gpu in found if gpu.name in chosen]
     if output == "json":
         print_json([{"uuid": gpu.uuid, "account": gpu.account, "state": gpu.state} for gpu in found])
     elif names:
-        say("\n\n".join("\n".join(gpu_detail(gpu)) for gpu in found))
+        say("\n\n".join("\n".join(gpu_detail(gpu, index)) for gpu in found))
     else:
-        columns, rows = gpu_table(found)
+        columns, rows = gpu_table(found, index)
         known = f": {node.mpsd.reason}" if node.mpsd and node.mpsd.reason else "."
         print_table(columns, rows, f"No GPU is known{known}")
         for line in log_lines(node.mpsd):
@@ -90,10 +101,11 @@ def gpus(names: tuple[str, ...], config_path: str | None, run_root: str | None, 
     node.note_down()
 
 
-def gpu_table(found: Sequence[GpuFacts]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """Columns and rows of `gpufrac gpus`; groups have a column where there are some, and so has whom a GPU serves where
-    annotated pods may have some (pure)."""
+def gpu_table(found: Sequence[GpuFacts], index: Mapping[str, int]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Columns and rows of `gpufrac gpus`; groups have a column where there are some, domains where an MPS daemon owns
+    several GPUs, and so has whom a GPU serves where annotated pods may have some (pure)."""
     grouped = any(gpu.name.group for gpu in found)
+    joined = any(len(gpu.domain) > 1 for gpu in found)
     divided = any(gpu.account and gpu.account.serves != "resources" for gpu in found)
     rows: list[tuple[object, ...]] = []
     for gpu in found:
@@ -103,6 +115,7 @@ def gpu_table(found: Sequence[GpuFacts]) -> tuple[tuple[str, ...], list[tuple[ob
                 gpu.name.index,
                 gpu.uuid,
                 *([gpu.name.group] if grouped else []),
+                *([numbers(gpu.domain, index, ",")] if joined else []),
                 *([account.serves if account else None] if divided else []),
                 gpu.state.info.name if gpu.state else None,
                 gpu.health,
@@ -115,12 +128,12 @@ def gpu_table(found: Sequence[GpuFacts]) -> tuple[tuple[str, ...], list[tuple[ob
                 gpu.reason or (account.kept if account else None),
             )
         )
-    group = (*(("GROUP",) if grouped else ()), *(("SERVES",) if divided else ()))
+    group = tuple(column for column, shown in (("GROUP", grouped), ("DOMAIN", joined), ("SERVES", divided)) if shown)
     memory = ("USABLE", "GRANTED", "FREE")
     return ("GPU", "UUID", *group, "NAME", "HEALTH", "MPS", "MODE", *memory, "ALLOCATIONS", "REASON"), rows
 
 
-def gpu_detail(gpu: GpuFacts) -> list[str]:
+def gpu_detail(gpu: GpuFacts, index: Mapping[str, int]) -> list[str]:
     """Everything about one GPU (pure)."""
     state, account, daemon = gpu.state, gpu.account, gpu.daemon
     facts = [("group", gpu.name.group), ("health", gpu.health), ("mode", gpu.mode)]
@@ -134,8 +147,11 @@ def gpu_detail(gpu: GpuFacts) -> list[str]:
             ("usable", size(account.usable_bytes)),
             ("granted", f"{size(account.granted_bytes)} in {counted(account.allocations, 'allocation')}"),
             ("free", size(account.free_bytes)),
+            ("faults", gpu_faults(account)),
         ]
     facts.append(("nothing new", gpu.reason))
+    if len(gpu.domain) > 1:
+        facts.append(("domain", f"GPU {numbers(gpu.domain, index)} have one MPS daemon"))
     if daemon:
         facts += [
             ("MPS daemon", f"{daemon_state(daemon)} since {age(daemon.since_unix_s)}, v{daemon.protocol}"),

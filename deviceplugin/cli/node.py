@@ -1,6 +1,5 @@
 """`gpufrac status|resources|allocations|daemons`: what is on the node, read from both processes' sockets."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -8,10 +7,12 @@ from importlib.metadata import version
 import click
 
 from deviceplugin.annotated.status import AnnotatedStatus
+from deviceplugin.cli.faults import DAEMON_OF_SEVERAL, domain_lines, hit_text
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import (
     EXIT_UNREACHABLE,
     Failure,
+    age,
     complain,
     counted,
     failures,
@@ -184,6 +185,7 @@ def overview(node: Node) -> list[tuple[str, str]]:
         ]
         if plugin.annotated is not None:
             lines.append(("annotations", annotated_line(plugin.annotated)))
+        lines += domain_lines(plugin)
         over = [gpu for gpu in plugin.gpus if gpu.limit_bytes > gpu.usable_bytes]
         if over:
             sums = (f"{size(gpu.limit_bytes)} of {size(gpu.usable_bytes)} on GPU {gpu.index}" for gpu in over)
@@ -286,7 +288,11 @@ def missing_shares(resource: ResourceStatus, index: Mapping[str, int]) -> str:
 @node_options
 @failures
 def allocations(config_path: str | None, run_root: str | None, output: str) -> None:
-    """Allocations: which container holds what on which GPU, and what of it is enforced."""
+    """Allocations: which container holds what on which GPU, and what of it is enforced.
+
+    HIT TOGETHER is how many containers a fault of any of them ends, and on which GPUs; in time-slicing nobody else is
+    hit.
+    """
     node = look(config_path, run_root)
     plugin = node.need_plugin()
     if output == "json":
@@ -304,6 +310,7 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
                 size(a.limit_bytes),
                 a.mode,
                 a.enforcement,
+                hit_text(a, index),
                 a.state,
                 a.reason or (f"{a.claimed_by} claims it" if a.claimed_by else a.reduced),
             )
@@ -319,6 +326,7 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
             "LIMIT",
             "MODE",
             "ENFORCEMENT",
+            "HIT TOGETHER",
             "STATE",
             "REASON",
         )
@@ -338,14 +346,20 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
 @node_options
 @failures
 def daemons(config_path: str | None, run_root: str | None, output: str) -> None:
-    """MPS control daemons: state and reason, default limit as read back, restarts, clients."""
+    """MPS control daemons: the GPUs of each, state and reason, default limit as read back, restarts, clients."""
     node = look(config_path, run_root)
     snapshot = node.need_mpsd()
     if output == "json":
         print_json(
             [
-                {"uuid": g.info.uuid, "index": g.info.index, "daemon": g.daemon, "clients": g.clients}
-                for g in snapshot.gpus
+                {
+                    "uuid": gpu.info.uuid,
+                    "index": gpu.info.index,
+                    "domain": [other.info.uuid for other in snapshot.gpus if other.group == gpu.group],
+                    "daemon": gpu.daemon,
+                    "clients": gpu.clients,
+                }
+                for gpu in snapshot.gpus
             ]
         )
     else:
@@ -366,24 +380,11 @@ def daemons(config_path: str | None, run_root: str | None, output: str) -> None:
         ]
         columns = ("GPU", "STATE", "PID", "MPS", "LIMIT", "CLIENTS", "RESTARTS", "SINCE", "PIPE DIRECTORY", "REASON")
         print_table(columns, rows, f"No MPS daemon runs{': ' + snapshot.reason if snapshot.reason else '.'}")
-        for line in (*eviction_lines(snapshot), *log_lines(snapshot)):
+        several = any(len(served) > 1 for _, served in daemons_of(snapshot))
+        for line in (*((DAEMON_OF_SEVERAL,) if several else ()), *eviction_lines(snapshot), *log_lines(snapshot)):
             say(line)
     node.note_down()
 
 
 def _up(started_unix_s: float) -> str:
     return f"up {age(started_unix_s)}" if started_unix_s else "up"
-
-
-def age(since_unix_s: float) -> str:
-    """How long ago a time was, `-` for none."""
-    return span(time.time() - since_unix_s) if since_unix_s else "-"
-
-
-def span(time_s: float) -> str:
-    """A time in its largest unit that says enough."""
-    seconds = max(0, int(time_s))
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"

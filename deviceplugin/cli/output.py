@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -154,3 +155,17 @@ def some(names: Iterable[str], shown: int = 10) -> str:
     listed = list(dict.fromkeys(names))
     more = f" and {len(listed) - shown} more" if len(listed) > shown else ""
     return ", ".join(listed[:shown]) + more
+
+
+def age(since_unix_s: float) -> str:
+    """How long ago a time was, `-` for none."""
+    return span(time.time() - since_unix_s) if since_unix_s else "-"
+
+
+def span(time_s: float) -> str:
+    """A time in its largest unit that says enough."""
+    seconds = max(0, int(time_s))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"

@@ -7,6 +7,7 @@ Limits travel in CDI containerEdits, which a pod spec can't override; `delivery:
 import msgspec
 
 from cdi.model import ContainerEdits, Device, Mount, Spec
+from deviceplugin.plan.faults import fault_id
 from deviceplugin.plan.model import Allocation
 from mpsd.common.marker import MARKER
 from mpsd.config.model import Delivery, Enforcement
@@ -66,7 +67,12 @@ def spec(
 
 
 def environment(allocation: Allocation, *, settable: bool = False) -> tuple[tuple[str, str], ...]:
-    """The container's environment, in a fixed order.
+    """The container's environment, in a fixed order, the same for the whole life of the allocation.
+
+    CUDA_VISIBLE_DEVICES is the pod's own, also on several GPUs. A container has device nodes for its GPUs only, and
+    CUDA numbers these whichever others its MPS daemon has: NVIDIA's own device plugin and fractioning operator give
+    containers a part of a daemon's GPUs without that variable. Named here it would have to be by UUID (numbers are the
+    daemon's), which ends vLLM at its start (int() of each entry, 0.20 still), and a pod could not take it back.
 
     Args:
         settable: the driver takes memory limits of cgroups. Then the toolkit's hook is told ours whatever the level is,
@@ -82,6 +88,7 @@ def environment(allocation: Allocation, *, settable: bool = False) -> tuple[tupl
         ("GPUFRAC_MEMORY_FRACTION", f"{int(fraction * 10_000) / 10_000:.4f}"),
         ("GPUFRAC_COMPUTE_MODE", str(allocation.mode)),
         ("GPUFRAC_ENFORCEMENT", str(allocation.enforcement)),
+        ("GPUFRAC_FAULT_DOMAIN", fault_id(allocation)),
     ]
     if allocation.enforcement is Enforcement.HARD or settable:
         # For the container toolkit's hook, which wants both, in MiB, and reads them before the process starts.

@@ -42,6 +42,12 @@ def render(status: PluginStatus, failures: Mapping[str, int] | None = None) -> s
     gauge("gpu_granted_bytes", "Sum of granted requests.", [({"gpu_uuid": g.uuid}, g.granted_bytes) for g in gpus])
     gauge("gpu_limit_bytes", "Sum of granted limits.", [({"gpu_uuid": g.uuid}, g.limit_bytes) for g in gpus])
     gauge("gpu_allocations", "Live allocations.", [({"gpu_uuid": g.uuid}, g.allocations) for g in gpus])
+    gauge("gpu_domain_gpus", "GPUs of its MPS daemon.", [({"gpu_uuid": g.uuid}, len(g.domain)) for g in gpus])
+    gauge(
+        "gpu_hit_together",
+        "Containers that a fault on the GPU hits at most.",
+        [({"gpu_uuid": g.uuid}, g.hit_together) for g in gpus],
+    )
     gauge("gpu_blocked", "1 while the GPU takes nothing new.", [({"gpu_uuid": g.uuid}, bool(g.reason)) for g in gpus])
     gauge(
         "gpu_reason",

@@ -4,6 +4,7 @@ import msgspec
 
 from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.kubernetes.model import KubernetesState
+from deviceplugin.plan.faults import FaultDomain
 from mpsd.common.reason import Reason, reason_of
 
 RENAME = "camel"
@@ -16,7 +17,8 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     or shown by the driver last, None where that is not known. `burst` says whether it borrows memory beyond its
     request, empty where it may not. `pod_uids`: the pods seen to hold it, the newest last. `claimed_by`: processes of
     other pods that call themselves its own. `reduced` says that and why it has less than its annotations ask for.
-    `over_limit` says that and how far its processes are beyond its limit, where no hard limit holds them."""
+    `over_limit` says that and how far its processes are beyond its limit, where no hard limit holds them.
+    `fault_domain`: who is hit when whose process faults; None from an older plugin."""
 
     key: str
     resource: str
@@ -45,6 +47,7 @@ class AllocationStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME)
     reduced_code: str = ""
     over_limit: str = ""
     over_limit_code: str = ""
+    fault_domain: FaultDomain | None = None
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
@@ -83,7 +86,9 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     for a GPU alone; `drained` says since when an operator drains it and why, `reason` why it takes nothing new.
     `limit_bytes` is the sum of limits, above `usable_bytes` where shares may borrow more than there is. `serves` says
     who may have parts of it: resources, annotated pods, or both; `kept` why resources take nothing there while
-    annotated pods may. `shared`: whether it is ours to share at all; `excluded`: the config leaves it out."""
+    annotated pods may. `shared`: whether it is ours to share at all; `excluded`: the config leaves it out. `domain`:
+    the GPUs of the MPS daemon that serves it, itself among them. `hit_together`: how many containers a fault there hits
+    at most."""
 
     uuid: str
     index: int
@@ -102,6 +107,8 @@ class GpuAccount(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     kept_code: str = ""
     shared: bool = True
     excluded: bool = False
+    domain: tuple[str, ...] = ()
+    hit_together: int = 0
 
     @property
     def why(self) -> Reason | None:
@@ -154,5 +161,7 @@ class PluginStatus(msgspec.Struct, frozen=True, kw_only=True, rename=RENAME):
     mpsd_instance: str = ""
     mpsd_generation: int = 0
     lists_are_new: bool = True
+    one_domain: tuple[str, ...] = ()
+    """GPUs that are one domain from the start (`annotations.domains: node`)."""
     metrics: Reason | None = None
     """Why no metrics are served, None while they are, or are off."""

@@ -12,6 +12,7 @@ from deviceplugin.grants.inspection import Inspection
 from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.enforcement import mps_level, not_hard
+from deviceplugin.plan.faults import FaultDomain, fault_domains
 from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView, NodeView
 from deviceplugin.plan.reasons import OfferCode, StartCode
 from deviceplugin.plan.start import loosened
@@ -24,7 +25,7 @@ from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import Reason, code_of, joined, message_of
 from mpsd.config.model import Enforcement
 from mpsd.localapi.snapshot import GpuClient
-from mpsd.shares.groups import group_of
+from mpsd.shares.groups import Group, group_of
 
 POD_GONE = Reason(StartCode.RELEASED, "its pod is gone; it is released after a short grace")
 JUST_GRANTED = Reason(StartCode.FILE_NOT_WRITTEN, "just granted")
@@ -44,11 +45,15 @@ class Registration(Protocol):
 def allocation_statuses(inspection: Inspection, report: Report) -> tuple[AllocationStatus, ...]:
     """All live allocations, oldest first."""
     claimed_by = claims_of(inspection)
-    return tuple(allocation_status(a, inspection, report, claimed_by.get(a.key, "")) for a in inspection.allocations)
+    faults = fault_domains(inspection.allocations)
+    return tuple(
+        allocation_status(a, inspection, report, faults[a.key], claimed_by.get(a.key, ""))
+        for a in inspection.allocations
+    )
 
 
 def allocation_status(
-    allocation: Allocation, inspection: Inspection, report: Report, claimed_by: str = ""
+    allocation: Allocation, inspection: Inspection, report: Report, faults: FaultDomain, claimed_by: str = ""
 ) -> AllocationStatus:
     """One allocation as the operator sees it."""
     pods = inspection.pods.get(allocation.key, {})
@@ -104,6 +109,7 @@ def allocation_status(
         over_limit=message_of(over),
         over_limit_code=code_of(over),
         burst=burst(allocation, limits.used_bytes, in_force=enforcement is Enforcement.HARD),
+        fault_domain=faults,
     )
 
 
@@ -197,16 +203,25 @@ def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
     waiting, listed = (group_of(v.group for v in groups.values() if bool(v.unlisted) is late) for late in (True, False))
     owners = waiting | listed
     statuses = {status.info.uuid: status for status in inspection.node.gpus}
+    domains: dict[str, list[str]] = {}
+    for status in inspection.node.gpus:
+        domains.setdefault(status.group or status.info.uuid, []).append(status.info.uuid)
+    hit: dict[str, int] = {}
+    faults = fault_domains(inspection.allocations)
+    for allocation in inspection.allocations:
+        for uuid in allocation.gpus:
+            hit[uuid] = max(hit.get(uuid, 0), faults[allocation.key].containers)
     rows = []
     for gpu in inspection.view.gpus.values():
         held = inspection.held[gpu.uuid]
         granted = held.granted_bytes
         over = OVER_COMMITTED if granted > gpu.usable_bytes else None
         owner = owners.get(gpu.uuid)
-        whole = groups[owner.name] if owner is not None else gpu
+        wholes = _wholes(gpu, owner, groups)
+        closed = [_takes_nothing(whole) for whole in wholes]
         drain = inspection.drained.get(gpu.uuid)
-        reason = _takes_nothing(gpu) or over or _takes_nothing(whole)
-        kept = _kept(gpu, whole, inspection.view)
+        reason = _takes_nothing(gpu) or over or (closed[0] if all(closed) else None)
+        kept = _kept(gpu, wholes[0], inspection.view)
         rows.append(
             GpuAccount(
                 uuid=gpu.uuid,
@@ -226,9 +241,20 @@ def gpu_accounts(inspection: Inspection) -> tuple[GpuAccount, ...]:
                 kept_code=code_of(kept),
                 shared=not statuses[gpu.uuid].not_shared,
                 excluded=statuses[gpu.uuid].excluded,
+                domain=tuple(domains[statuses[gpu.uuid].group or gpu.uuid]),
+                hit_together=hit.get(gpu.uuid, 0),
             )
         )
     return tuple(rows)
+
+
+def _wholes(gpu: GpuView, owner: Group | None, groups: Mapping[str, GroupView]) -> Sequence[GpuView | GroupView]:
+    """What new shares of a GPU may lie on: itself, its group, or either where that shares its GPUs."""
+    if owner is None:
+        return (gpu,)
+    if not owner.shared:
+        return (groups[owner.name],)
+    return (groups.get(gpu.uuid, gpu), groups[owner.name])
 
 
 def _serves(gpu: GpuView, annotated: AnnotatedView | None) -> str:
@@ -327,6 +353,7 @@ def plugin_status(
         runtime=runtime,
         annotated=annotated,
         kubernetes=kubernetes,
+        one_domain=inspection.view.together,
         metrics=metrics,
         refusals=dict(refusals or {}),
     )

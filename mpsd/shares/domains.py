@@ -43,12 +43,8 @@ def domains(
     """
     kept = kept or {}
     served = [group for group in groups if not group.objection]
-    parts: dict[str, set[str]] = {}
-    for gpus in (*(group.gpus for group in served), *spans, *kept.values()):
-        joined = set(gpus).union(*(parts[gpu] for gpu in gpus if gpu in parts))
-        parts.update(dict.fromkeys(joined, joined))
     found = []
-    for part in {id(part): part for part in parts.values()}.values():
+    for part in connected((*(group.gpus for group in served), *spans, *kept.values())):
         held = tuple(group for group in groups if group.objection and set(group.gpus) == part)  # as they were granted
         inside = tuple(group for group in served if part.issuperset(group.gpus))
         name, order = _named(part, (*inside, *held), kept)
@@ -63,7 +59,18 @@ def domains(
     )
 
 
-def _named(gpus: set[str], inside: Sequence[Group], kept: Mapping[str, Sequence[str]]) -> tuple[str, tuple[str, ...]]:
+def connected(spans: Iterable[Sequence[str]]) -> list[frozenset[str]]:
+    """The GPUs of all spans, those together that spans connect."""
+    parts: dict[str, frozenset[str]] = {}
+    for gpus in spans:
+        joined = frozenset(gpus).union(*(parts[gpu] for gpu in gpus if gpu in parts))
+        parts.update(dict.fromkeys(joined, joined))
+    return list(dict.fromkeys(parts.values()))
+
+
+def _named(
+    gpus: frozenset[str], inside: Sequence[Group], kept: Mapping[str, Sequence[str]]
+) -> tuple[str, tuple[str, ...]]:
     """The name of a domain, and its GPUs in order. Names last as long as daemons do."""
     for name, order in kept.items():
         if set(order) == gpus:

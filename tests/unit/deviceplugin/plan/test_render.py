@@ -66,6 +66,17 @@ def test_no_client_limit_on_several_gpus() -> None:
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in env(gpus=(uuid(0), uuid(1)))
 
 
+def test_a_container_is_told_its_fault_domain() -> None:
+    assert env(gpus=(uuid(1), uuid(0)))["GPUFRAC_FAULT_DOMAIN"] == f"{uuid(0)},{uuid(1)}"
+    assert env(mode=Mode.TIME_SLICING)["GPUFRAC_FAULT_DOMAIN"] == A.key
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("gpus", [(uuid(0),), (uuid(1), uuid(0))])
+def test_which_of_its_gpus_a_program_uses_is_left_to_its_pod(mode: Mode, gpus: tuple[str, ...]) -> None:
+    assert "CUDA_VISIBLE_DEVICES" not in env(mode=mode, gpus=gpus)
+
+
 def test_the_fraction_is_rounded_down() -> None:
     assert env(limit_bytes=2, memory_total_bytes=3)["GPUFRAC_MEMORY_FRACTION"] == "0.6666"
 
