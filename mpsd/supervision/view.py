@@ -137,9 +137,9 @@ class View:
         if status is None or not daemon.is_absent or not (others := self._node.blockers(daemon)):
             return status
         names = ", ".join(
-            f"{self._label(other)}: {'looked for' if other.finding else other.state}" for other in others
+            f"{self._label(other)} ({'looked for' if other.finding else other.state})" for other in others
         )
-        why = Reason(DaemonCode.OTHERS_STILL_THERE, f"it takes the place of others, which end when unused ({names})")
+        why = Reason(DaemonCode.OTHERS_STILL_THERE, f"it takes the place of others, which end when unused: {names}")
         return msgspec.structs.replace(status, reason=why.message, reason_code=why.code)
 
     def _label(self, daemon: DaemonKeeper) -> str:

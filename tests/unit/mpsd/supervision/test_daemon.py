@@ -300,7 +300,7 @@ def test_a_daemon_that_cannot_be_judged_is_not_taken_for_gone(
         bench.host.await_call("find", ONE)
         gpu = bench.until_gpu(ONE, lambda g: g.daemon is not None and bool(g.daemon.reason))
         assert gpu.daemon is not None
-        assert gpu.daemon.reason == f"it takes the place of others, which end when unused: {ONE} (looked for)"
+        assert gpu.daemon.reason == "it takes the place of others, which end when unused: GPU 1 (looked for)"
         assert "spawn" not in bench.host.verbs("pair")
         bench.host.fail.clear()
         bench.until_daemon(ONE, DaemonState.READY)

@@ -170,7 +170,7 @@ def test_it_waits_for_a_client_and_says_whose_daemon_is_in_the_way(opened: Open)
         is_client(bench, pid, ONE)
         bench.until_gpu(ONE, has_client)
         want(bench, LONE, SPAN)
-        gpu = bench.until_gpu(ONE, lambda g: g.daemon is not None and f"{ONE} (draining)" in g.daemon.reason)
+        gpu = bench.until_gpu(ONE, lambda g: g.daemon is not None and "GPU 1 (draining)" in g.daemon.reason)
         assert gpu.daemon is not None
         assert (gpu.daemon.name, gpu.daemon.state) == (BOTH, DaemonState.ABSENT)
         bench.host.await_call("quit", TWO)
