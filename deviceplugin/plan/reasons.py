@@ -215,7 +215,7 @@ class StartCode(Code):
     DAEMON_SERVES_OTHERS = (
         "DaemonServesOtherGpus",
         "The MPS daemon serves other GPUs than the allocation has.",
-        "Wait until mpsd has regrouped them.",
+        "Wait until the daemons of its GPUs have made way for one.",
     )
     LIMIT_NOT_SET = (
         "LimitNotSet",
@@ -300,16 +300,6 @@ class RefusalCode(Code):
         "The request or the limit is above what the GPU can give at all.",
         "Ask for less: the message says how much is usable.",
     )
-    NOT_ONE_GROUP = (
-        "NotOneGroup",
-        "The GPUs are not one group, and what is asked for needs one MPS daemon for all of them.",
-        "Name all GPUs of one group, or have them declared as a group.",
-    )
-    OTHERS_BORROW = (
-        "OthersBorrow",
-        "Others borrow memory on these GPUs, which are not one group.",
-        "Name all GPUs of one group, or wait for the others to end.",
-    )
     BEING_RELEASED = (
         "BeingReleased",
         "What the container held before is just being released.",
@@ -322,6 +312,6 @@ class RefusalCode(Code):
     )
 
 
-PASSING = frozenset({RefusalCode.OTHERS_BORROW, RefusalCode.BEING_RELEASED})
+PASSING = frozenset({RefusalCode.BEING_RELEASED})
 FINAL: frozenset[str] = frozenset({*RefusalCode, *EnforcementCode, *IsolationCode} - PASSING)
 """Refusals that no waiting helps: the request itself, or the node as it is."""
