@@ -115,13 +115,14 @@ def node(
     cfg: NodeConfig,
     *gpus: GpuInfo,
     held: Mapping[str, tuple[str, ...]] | None = None,
+    held_sets: Mapping[str, tuple[str, ...]] | None = None,
     protocol: int = 2,
     hard: HardAbility = NOT_HARD,
     **reasons: Reason,
 ) -> NodeView:
     """A node's view; reasons are every GPU's."""
     views = [gpu_view(status(gpu), cfg, protocol=protocol, **reasons) for gpu in gpus]
-    return node_view(cfg, views, held, hard=hard, complete=True)
+    return node_view(cfg, views, held, held_sets=held_sets, hard=hard, complete=True)
 
 
 def allocation(

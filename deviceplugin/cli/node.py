@@ -33,6 +33,7 @@ from mpsd.common.errors import GpufracError, NotReachableError
 from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
+from mpsd.shares.groups import is_set_name
 
 LOG_LINES = 5
 """How many log lines of a daemon in trouble are shown."""
@@ -280,8 +281,11 @@ def missing_shares(resource: ResourceStatus, index: Mapping[str, int]) -> str:
         return late
     where: dict[str, list[str]] = {}
     for name, reason in resource.reasons.items():
-        where.setdefault(reason, []).append(f"GPU {index[name]}" if name in index else f"group {name}")
-    return "; ".join([*filter(None, [late]), *(f"{', '.join(names)}: {reason}" for reason, names in where.items())])
+        names = where.setdefault(reason, [])
+        if not is_set_name(name):  # of which the reason names the GPUs
+            names.append(f"GPU {index[name]}" if name in index else f"group {name}")
+    texts = (f"{', '.join(names)}: {reason}" if names else reason for reason, names in where.items())
+    return "; ".join([*filter(None, [late]), *texts])
 
 
 @click.command(epilog="Example: gpufrac allocations -o json")

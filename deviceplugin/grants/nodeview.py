@@ -13,6 +13,7 @@ from deviceplugin.plan.view import RESERVED, daemon_trouble, gpu_view, node_view
 from mpsd.common.reason import Reason
 from mpsd.config.model import FixedMemory, Resource, UnitMemory
 from mpsd.localapi.snapshot import GpuStatus
+from mpsd.shares.groups import is_set_name
 
 NOT_IN_CONFIG = Reason(OfferCode.NOT_IN_CONFIG, "it is no longer in the config")
 DAEMON_GRACE_S = 10.0
@@ -58,7 +59,15 @@ class CurrentView:
                 )
             )
         held = accounts.held_groups()
-        view = node_view(node.config, views, held, hard=node.hard, complete=node.complete, previous=self.now)
+        view = node_view(
+            node.config,
+            views,
+            held,
+            held_sets=accounts.held_sets(),
+            hard=node.hard,
+            complete=node.complete,
+            previous=self.now,
+        )
         resources = dict(view.resources)
         for name in sorted(accounts.resources() - resources.keys()):
             resources[name] = _dropped(name, accounts)
@@ -94,10 +103,12 @@ def _blocked(status: GpuStatus, node: NodeState, accounts: Accounts, drain: Drai
 def _dropped(name: str, accounts: Accounts) -> ResourceView:
     """The view of a resource that only live allocations keep."""
     sample = next(allocation for allocation in accounts if allocation.resource == name)
+    on_set = is_set_name(sample.group)
     memory = (
         UnitMemory(unit_bytes=sample.share_bytes)
-        if sample.slot is None
+        if sample.slot is None and not on_set
         else FixedMemory(request_bytes=sample.share_bytes, limit_bytes=sample.limit_bytes)
     )
-    resource = Resource(name=name, memory=memory, mode=sample.mode, enforcement=sample.enforcement)
+    count = len(sample.gpus) if on_set else 1
+    resource = Resource(name=name, memory=memory, mode=sample.mode, enforcement=sample.enforcement, gpu_count=count)
     return ResourceView(resource=resource, enforcement=sample.enforcement, objection=NOT_IN_CONFIG)

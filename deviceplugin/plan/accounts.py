@@ -166,6 +166,10 @@ class Accounts:
         """The groups that live allocations were granted on, each with its GPUs."""
         return {a.group: a.gpus for a in self._by_key.values() if a.group and not is_set_name(a.group)}
 
+    def held_sets(self) -> dict[str, tuple[str, ...]]:
+        """The sets of GPUs that live shares lie on, each with its GPUs."""
+        return {a.group: a.gpus for a in self._by_key.values() if a.container is None and is_set_name(a.group)}
+
     def spans(self, but: Collection[str] = ()) -> list[tuple[str, ...]]:
         """GPUs that a live allocation needs one MPS daemon for. `but`: keys of some that don't count."""
         reaching = (a for a in self._by_key.values() if a.group and a.needs_daemon)

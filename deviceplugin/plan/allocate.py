@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from deviceplugin.plan import ids
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.advertise import client_room, free_fit
+from deviceplugin.plan.choice import fits, goes_without_daemon
 from deviceplugin.plan.enforcement import conflict, soft_bytes
 from deviceplugin.plan.model import (
     Allocation,
@@ -21,6 +21,7 @@ from deviceplugin.plan.model import (
     allocation_key,
 )
 from deviceplugin.plan.reasons import OfferCode, RefusalCode
+from deviceplugin.plan.room import client_room
 from mpsd.common.errors import ProtocolError
 from mpsd.common.quantity import format_bytes
 from mpsd.config.model import Delivery, UnitMemory
@@ -49,7 +50,7 @@ def plan(
     if refusal := _bad_request(view, node, accounts, wanted):
         return refusal
     name = ids.group_of(wanted[0])
-    group = node.groups.get(name)
+    group = node.group(name)
     if group is None:
         text = f"{wanted[0]!r} is on no GPU of this node and in no group of its config"
         return _refused(view, RefusalCode.UNKNOWN_GPU, text)
@@ -75,7 +76,7 @@ def plan(
         generation=generation,
         group=name,
         gpus=group.gpus,
-        slot=None if isinstance(view.resource.memory, UnitMemory) else ids.slot_of(wanted[0]),
+        slot=None if isinstance(view.resource.memory, UnitMemory) or group.is_set else ids.slot_of(wanted[0]),
         request_bytes=size.request_bytes * count,
         limit_bytes=size.limit_bytes * count,
         share_bytes=size.request_bytes,
@@ -85,6 +86,7 @@ def plan(
         enforcement=given,
         minimum=view.resource.enforcement,
         soft_bytes=soft_bytes(given, group, accounts, size.request_bytes * count),
+        main_socket=False if goes_without_daemon(view, group, node, accounts) else None,
         thread_percent=view.resource.thread_percent,
         gpu_kind=gpu_kind,
         delivery=delivery,
@@ -234,10 +236,10 @@ def _smaller(view: ResourceView, node: NodeView, group: str, free_bytes: int) ->
 def _whole(view: ResourceView, node: NodeView, accounts: Accounts, wanted: tuple[str, ...]) -> str:
     """What to do where a container's units came from several GPUs. Those that its pod's init containers have are free
     again when the pod is gone."""
-    room = 0
+    room, now = 0, fits(view, node, accounts)
     for name in view.device_ids:
         again = sum(1 for share in wanted if view.group_of.get(share) == name and accounts.is_held(view.name, share))
-        room = max(room, free_fit(view, node.groups[name], accounts)[0] + again)
+        room = max(room, now[name][0] + again)
     if room >= len(wanted):
         return "what was on offer changed while its pod was admitted; create the pod again, one GPU has room for it"
     if room:

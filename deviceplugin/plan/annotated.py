@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable
 from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.advertise import client_room
 from deviceplugin.plan.domains import domain_by_gpu, joining_objection
 from deviceplugin.plan.enforcement import (
     borrowing_conflict,
@@ -31,6 +30,7 @@ from deviceplugin.plan.model import (
     allocation_key,
 )
 from deviceplugin.plan.reasons import EnforcementCode, OfferCode, RefusalCode
+from deviceplugin.plan.room import client_room
 from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import Reason, message_of
 from mpsd.config.model import Delivery, Enforcement

@@ -4,7 +4,7 @@ A client talks to one daemon. So where the GPUs of a container have several, the
 of them, which they do while nobody uses them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from deviceplugin.plan.accounts import Accounts
@@ -29,9 +29,20 @@ def domain_by_gpu(node: NodeView, accounts: Accounts) -> dict[str, Domain]:
     return domain_of(domains(groups, spans, node.daemons))
 
 
-def joining_objection(gpus: Sequence[GpuView], node: NodeView, accounts: Accounts) -> Reason | None:
-    """Why no one daemon can serve these GPUs now, None when one does or can."""
-    by_gpu = domain_by_gpu(node, accounts)
+def joining_objection(
+    gpus: Sequence[GpuView],
+    node: NodeView,
+    accounts: Accounts,
+    by_gpu: Mapping[str, Domain] | None = None,
+    otherwise: str = "name GPUs that nobody uses, or set `annotations.domains: node`",
+) -> Reason | None:
+    """Why no one daemon can serve these GPUs now, None when one does or can.
+
+    Args:
+        by_gpu: of `domain_by_gpu`, where it is at hand.
+        otherwise: what to do instead of waiting.
+    """
+    by_gpu = domain_by_gpu(node, accounts) if by_gpu is None else by_gpu
     concerned = {by_gpu[gpu.uuid].name: by_gpu[gpu.uuid] for gpu in gpus if gpu.uuid in by_gpu}
     named = {gpu.uuid for gpu in gpus}
     for view in node.groups.values():
@@ -47,8 +58,7 @@ def joining_objection(gpus: Sequence[GpuView], node: NodeView, accounts: Account
     return Reason(
         OfferCode.DAEMONS_IN_USE,
         f"its {len(gpus)} GPUs ({_indices(gpus)}) have {len(concerned)} MPS daemons, and it needs one for all of them, "
-        f"which takes their place as soon as nobody uses them: {_named(in_the_way)}: wait for that, "
-        "name GPUs that nobody uses, or set `annotations.domains: node`",
+        f"which takes their place as soon as nobody uses them: {_named(in_the_way)}: wait for that, {otherwise}",
     )
 
 

@@ -13,6 +13,7 @@ from mpsd.config.model import Delivery, Enforcement, Resource
 from mpsd.gpu.model import Mode
 from mpsd.localapi.snapshot import HardLimits
 from mpsd.shares import capability
+from mpsd.shares.groups import is_set_name
 from mpsd.shares.sizes import has_burst
 
 UNKNOWN = Reason(EnforcementCode.NOT_KNOWN, "whether this node can enforce hard limits is not known yet")
@@ -156,9 +157,38 @@ def one_limit_objection(resource: Resource, group: GroupView, limit_bytes: int, 
     )
 
 
-def conflict(view: ResourceView, group: GroupView, accounts: Accounts, shares: int = 1) -> Reason | None:
-    """Why a container of so many new shares would have to wait for live ones there to end; None when it need not."""
-    return _one_limit_conflict(view, group, accounts) or _borrowing_conflict(view, group, accounts, shares)
+def conflict(
+    view: ResourceView, group: GroupView, accounts: Accounts, shares: int = 1, unreached: Reason | None = None
+) -> Reason | None:
+    """Why a container of so many new shares would have to wait for live ones there to end; None when it need not.
+
+    Args:
+        unreached: why no one MPS daemon can serve it now, None where one does or it needs none. In time-slicing it then
+            goes without as long as limits don't add up to more than there is.
+    """
+    if unreached is not None and (view.resource.mode is Mode.SM_SHARING or has_burst(view.resource.memory)):
+        return unreached
+    return (
+        _other_gpus_conflict(view, group, accounts)
+        or _one_limit_conflict(view, group, accounts)
+        or _borrowing_conflict(view, group, accounts, shares, unreached)
+    )
+
+
+def _other_gpus_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> Reason | None:
+    """Of other GPUs: under MPS protocol 2 a daemon's containers all use the same ones, those of a set among them."""
+    if view.resource.mode is not Mode.SM_SHARING or group.speaks_protocol_3:
+        return None
+    for gpu in group.members:
+        for live in accounts.on_gpu(gpu.uuid).values():
+            if live.group != group.name and (group.is_set or is_set_name(live.group)):
+                return Reason(
+                    OfferCode.OTHER_GPUS,
+                    f"{live.container or live.resource} uses {len(live.gpus)} GPUs, {gpu.label} among them, and with "
+                    "MPS protocol 2 all containers there have to use the same: wait for it to end, or use a driver "
+                    "with MPS protocol 3 (r615 or newer)",
+                )
+    return None
 
 
 def _one_limit_conflict(view: ResourceView, group: GroupView, accounts: Accounts) -> Reason | None:
@@ -180,14 +210,30 @@ def _one_limit_conflict(view: ResourceView, group: GroupView, accounts: Accounts
     return None
 
 
-def _borrowing_conflict(view: ResourceView, group: GroupView, accounts: Accounts, shares: int) -> Reason | None:
-    size = view.sizes[group.name]
-    given = view.enforcement_on(group.name)
-    takes_back = soft_bytes(given, group, accounts, size.request_bytes) > 0 and group.speaks_protocol_3
-    borrows = has_burst(view.resource.memory)
-    return borrowing_conflict(
-        group.members, size.limit_bytes * shares, accounts, borrows=borrows, takes_back=takes_back
+def takes_back(view: ResourceView, group: GroupView, accounts: Accounts, unreached: Reason | None = None) -> bool:
+    """Whether a new share would get memory back from who borrowed it: it has a guarantee, and reaches the daemon."""
+    size, given = view.sizes[group.name], view.enforcement_on(group.name)
+    guaranteed = soft_bytes(given, group, accounts, size.request_bytes) > 0
+    return guaranteed and group.speaks_protocol_3 and unreached is None
+
+
+def _borrowing_conflict(
+    view: ResourceView, group: GroupView, accounts: Accounts, shares: int, unreached: Reason | None
+) -> Reason | None:
+    found = borrowing_conflict(
+        group.members,
+        view.sizes[group.name].limit_bytes * shares,
+        accounts,
+        borrows=has_burst(view.resource.memory),
+        takes_back=takes_back(view, group, accounts, unreached),
     )
+    return found if found is None or unreached is None else found.reworded(f"{found}; its own daemon: {unreached}")
+
+
+def must_add_up(gpu: GpuView, accounts: Accounts, *, borrows: bool, takes_back: bool) -> bool:
+    """Whether limits on a GPU must not add up to more than there is, once somebody new is there; see
+    `borrowing_conflict`."""
+    return (borrows or accounts.has_borrowers(gpu.uuid)) and (not takes_back or accounts.has_helpless(gpu.uuid))
 
 
 def borrowing_conflict(
@@ -203,7 +249,7 @@ def borrowing_conflict(
         takes_back: whether it reaches the daemon, and has a guarantee.
     """
     for gpu in gpus:
-        if not (borrows or accounts.has_borrowers(gpu.uuid)) or (takes_back and not accounts.has_helpless(gpu.uuid)):
+        if not must_add_up(gpu, accounts, borrows=borrows, takes_back=takes_back):
             continue
         free_bytes = gpu.usable_bytes - accounts.limit_bytes(gpu.uuid)
         if limit_bytes > free_bytes:

@@ -1,4 +1,5 @@
-"""Advertised device IDs: `<group>::<slot>`, the group being a GPU's UUID or the name of a declared group (pure).
+"""Advertised device IDs: `<group>::<slot>`, the group being a GPU's UUID or the name of a declared group or of a set
+(pure).
 
 IDs are at most 63 characters (the limit the kubelet's API comment states) and stay the same over restarts, reboots and
 reloads, so that a kubelet finds its allocations again.

@@ -12,7 +12,7 @@ from mpsd.common.reason import Reason
 from mpsd.config.model import MPS_CLIENTS_PER_GPU, Delivery, Enforcement, Resource
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.localapi.snapshot import GpuClient, HardLimits
-from mpsd.shares.groups import Group
+from mpsd.shares.groups import Group, is_set_name
 from mpsd.shares.sizes import ShareSize
 
 
@@ -144,7 +144,8 @@ def newer(known: HardLimits, told: HardLimits) -> HardLimits:
 
 
 class GroupView(msgspec.Struct, frozen=True):
-    """The GPUs that a share lies on: one GPU, or those of a declared group. Reasons as in GpuView, from its members.
+    """The GPUs that a share lies on: one GPU, those of a declared group, or a set of GPUs (sets.py). Reasons as in
+    GpuView, from its members.
 
     `usable_bytes` is what every member has. `unlisted` says why it can't have shares at all, such as a member that is
     not on the node. `burst`: shares that may borrow memory could lie on it.
@@ -173,9 +174,16 @@ class GroupView(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """How texts name it."""
+        if self.is_set:
+            return f"GPU {', '.join(str(gpu.index) for gpu in self.members)}"
         if not self.group.declared and self.members:
             return self.members[0].label
         return f"group {self.name} (GPU {', '.join(str(gpu.index) for gpu in self.members)})"
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it is of several GPUs that no declared group has together."""
+        return is_set_name(self.name)
 
     @property
     def has_one_limit(self) -> bool:
@@ -211,11 +219,12 @@ class DeviceList(msgspec.Struct, frozen=True):
 class ResourceView(msgspec.Struct, frozen=True):
     """One resource on this node: its share on each group, and the level at which a limit of it is enforced.
 
-    All maps are by group name; a GPU in no declared group is one by its UUID. `objection` and `too_long` say why it
-    advertises nothing new at all (enforcement below its minimum, dropped from the config ...; its list would be too
-    long), `waiting` why nothing of it is Healthy yet; `unfit` says why one group is left out, `unheld` where its limit
-    is not enforced and why; `slots` counts the shares of each. `device_ids` holds the fixed IDs in slot order,
-    `devices` the same as list entries, and `group_of` is the way back.
+    All maps are by the name of a group, or of a set for a resource whose shares lie on sets; a GPU in no declared group
+    is one by its UUID. `objection` and `too_long` say why it advertises nothing new at all (enforcement below its
+    minimum, dropped from the config ...; its list would be too long), `waiting` why nothing of it is Healthy yet;
+    `unfit` says why one group is left out, `unheld` where its limit is not enforced and why; `slots` counts the shares
+    of each. `device_ids` holds the fixed IDs in slot order, `devices` the same as list entries, and `group_of` is the
+    way back.
     """
 
     resource: Resource
@@ -237,6 +246,11 @@ class ResourceView(msgspec.Struct, frozen=True):
         return self.resource.name
 
     @property
+    def on_sets(self) -> bool:
+        """Whether its shares lie on any so many GPUs."""
+        return self.resource.gpu_count > 1
+
+    @property
     def closed(self) -> Reason | None:
         """Why it advertises nothing new, None when it does."""
         return self.objection or self.too_long
@@ -249,6 +263,8 @@ class ResourceView(msgspec.Struct, frozen=True):
 class NodeView(msgspec.Struct, frozen=True):
     """Everything planning looks at beside the accounts. GPUs, groups and resources keep their configured order.
 
+    `sets`: the sets of several GPUs that shares may lie on, or live ones do, beside the groups.
+
     `daemons`: MPS daemons that run on several GPUs: name -> GPUs. `together`: GPUs that are of one domain from the
     start. `movable`: containers that are there may get another MPS daemon, and with `linked` those with a namespace,
     too (protocol 3).
@@ -257,11 +273,16 @@ class NodeView(msgspec.Struct, frozen=True):
     gpus: Mapping[str, GpuView]
     groups: Mapping[str, GroupView]
     resources: Mapping[str, ResourceView]
+    sets: Mapping[str, GroupView] = msgspec.field(default_factory=dict)
     daemons: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     together: tuple[str, ...] = ()
     movable: bool = True
     linked: bool = True
     annotated: "AnnotatedView | None" = None
+
+    def group(self, name: str) -> GroupView | None:
+        """What a device ID names: a group or a set; None for what is not on this node."""
+        return self.groups.get(name) or self.sets.get(name)
 
 
 class AnnotatedView(msgspec.Struct, frozen=True):
@@ -313,8 +334,8 @@ class ContainerAsk(msgspec.Struct, frozen=True, kw_only=True):
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """What one container holds; the ledger's record. Bytes are per GPU and for the whole allocation.
 
-    `gpus` are those of `group`. `slot` is the slot of a `memory` resource's only share, None for
-    units. `share_bytes` is the request of one share. `memory_total_bytes` is of the largest GPU. `gpu_kind` is the CDI
+    `gpus` are those of `group`. `slot` is the slot of a `memory` resource's only share, None for units and on a set of
+    GPUs. `share_bytes` is the request of one share. `memory_total_bytes` is of the largest GPU. `gpu_kind` is the CDI
     kind that carries the GPU's device nodes, empty when the runtime makes them from NVIDIA_VISIBLE_DEVICES. `adopted`:
     found at the kubelet without a record of ours.
 

@@ -1,13 +1,14 @@
 """Which of the available shares a container should get (pure, linear in the number of IDs, no NVML).
 
-Packs: fewest idle GPUs touched, then best fit, then lowest index. An answer is a wish: the kubelet ignores unknown IDs
-and fills up what is missing, and an error would fail the pod, so there is always an answer.
+Packs: GPUs that have one MPS daemon already, fewest idle GPUs touched, then best fit, then lowest index. An answer is a
+wish: the kubelet ignores unknown IDs and fills up what is missing, and an error would fail the pod, so there is always
+an answer.
 """
 
 from collections.abc import Sequence
 
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.advertise import free_fit
+from deviceplugin.plan.choice import Reach, fits, rank
 from deviceplugin.plan.model import NodeView, ResourceView
 from mpsd.config.model import UnitMemory
 
@@ -37,7 +38,15 @@ def preferred(
                 bucket.append(identifier)
     rest = size - len(chosen)
     pinned = {group_of(identifier) for identifier in chosen}
-    order = sorted(by_group, key=lambda name: (name not in pinned, *_rank(view, node, accounts, name)))
+    now = fits(view, node, accounts)
+    reach = Reach(view, node, accounts) if view.on_sets else None
+
+    def key(name: str) -> tuple[object, ...]:
+        group = node.sets[name] if reach is not None else node.groups[name]
+        way = reach.way(group) if reach is not None else 0
+        return (name not in pinned, now[name][0] == 0, *rank(group, accounts, way))
+
+    order = sorted(by_group, key=key)
     if isinstance(view.resource.memory, UnitMemory):
         # All units of a container lie on one GPU: the first that has enough of them; else let the kubelet choose.
         order = [name for name in order if len(by_group[name]) >= rest and pinned <= {name}][:1]
@@ -47,12 +56,3 @@ def preferred(
                 return chosen
             chosen.append(identifier)
     return chosen if len(chosen) == size or not order else []
-
-
-def _rank(view: ResourceView, node: NodeView, accounts: Accounts, name: str) -> tuple[bool, int, int, int]:
-    """Smaller is better: fits at all, idle GPUs touched, least memory left, index."""
-    group = node.groups[name]
-    fit, _ = free_fit(view, group, accounts)
-    idle = sum(1 for gpu in group.members if not accounts.on_gpu(gpu.uuid))
-    free_bytes = min(gpu.usable_bytes - accounts.granted_bytes(gpu.uuid) for gpu in group.members)
-    return (fit == 0, idle, free_bytes, min(gpu.index for gpu in group.members))

@@ -78,6 +78,11 @@ class OfferCode(Code):
         "MPS protocol 2 has one limit for a group of GPUs, and live allocations there have another.",
         "Wait for them to end.",
     )
+    OTHER_GPUS = (
+        "OtherGpusInUse",
+        "With MPS protocol 2 all containers of a daemon use the same GPUs, and live ones there use others.",
+        "Wait for them to end, or use a driver with MPS protocol 3 (r615 or newer).",
+    )
     NOT_GUARANTEED = (
         "NotGuaranteed",
         "Somebody there could not get memory back that others borrow, and the limits add up to more than there is.",

@@ -9,6 +9,7 @@ from deviceplugin.plan.model import ANNOTATED, Allocation, allocation_key
 from mpsd.common.errors import ProtocolError
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import Mode
+from mpsd.shares.groups import is_set_name, set_name
 
 
 def flaw(allocation: Allocation) -> str:
@@ -23,6 +24,8 @@ def flaw(allocation: Allocation) -> str:
         return "more of it is protected than was requested"
     if allocation.mode is Mode.TIME_SLICING and allocation.enforcement is Enforcement.COOPERATIVE:
         return "MPS holds nobody to a limit in time-slicing, and it says so"
+    if is_set_name(allocation.group) and allocation.group != set_name(allocation.gpus):
+        return "its GPUs are not those that it is named by"
     if allocation.key in allocation.after:
         return "it waits for its own end"
     # One that was adopted has the key that its container was started with.
@@ -47,6 +50,8 @@ def _of_share(allocation: Allocation) -> str:
         return "its request is not the sum of its shares"
     if allocation.may_borrow and allocation.enforcement is not Enforcement.HARD and not allocation.adopted:
         return "its limit is above its request, which only hard limits allow"
+    if is_set_name(group) and (allocation.slot is not None or len(allocation.device_ids) > 1):
+        return "it has several shares of a set of GPUs, or a slot there"
     slots = [ids.slot_of(identifier) for identifier in allocation.device_ids]
     if allocation.slot is not None and [allocation.slot] != slots:
         return "its slot is not the one that it names"

@@ -1,10 +1,11 @@
 """Config + what mpsd reports + live allocations -> the planner's view of the node (pure)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
 from deviceplugin.plan import enforcement, ids
+from deviceplugin.plan.groups import NO_GPU, SET_ASIDE, group_views, held_set_view, set_views
 from deviceplugin.plan.model import (
     AnnotatedView,
     Device,
@@ -26,16 +27,14 @@ from mpsd.config.model import (
     ShortfallPolicy,
     UnitMemory,
 )
-from mpsd.daemon.plan import group_usable_bytes
 from mpsd.gpu.model import GpuHealth
 from mpsd.localapi.reasons import DaemonCode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus
 from mpsd.shares.capability import client_limit
 from mpsd.shares.domains import node_span
-from mpsd.shares.groups import Group, group_of, groups, label
+from mpsd.shares.groups import label
 from mpsd.shares.sizes import (
     ShareSize,
-    burst_allowed,
     for_annotated,
     is_selected,
     largest_limit_bytes,
@@ -46,24 +45,12 @@ from mpsd.shares.sizes import (
 )
 
 NOT_KNOWN = HardAbility()
-REGROUPED = Reason(
-    OfferCode.GROUP_CHANGES,
-    "the config groups its GPUs otherwise by now: it takes nothing new, and is regrouped once it holds nothing",
-)
-SET_ASIDE = Reason(
-    OfferCode.SET_ASIDE,
-    "its GPUs are set aside for annotated pods (`annotations.gpus`); `annotations.share: true` lets resources use "
-    "them, too",
-)
-"""Of a resource or a group."""
 FOR_ANNOTATED = Reason(OfferCode.SET_ASIDE, "set aside for annotated pods: resources take nothing here")
-"""The same of one GPU."""
+"""Of one GPU."""
 RESERVED = Reason(
     OfferCode.RESERVED, "a scheduler's reservation pod holds it for annotated pods: resources take nothing new there"
 )
 NO_GPU_SELECTED = Reason(OfferCode.NO_GPU_SELECTED, "no GPU of this node is open to it")
-NO_GPU = Reason(OfferCode.NO_GPU, "no GPU is known yet")
-NO_MEMBER = Reason(OfferCode.GROUP_INCOMPLETE, "none of its GPUs is known")
 
 ITS_DAEMON = "its MPS daemon"
 NO_DAEMON = Reason(OfferCode.DAEMON_NOT_READY, f"{ITS_DAEMON} has not been started")
@@ -147,6 +134,7 @@ def node_view(
     gpus: Iterable[GpuView],
     held: Mapping[str, tuple[str, ...]] | None = None,
     *,
+    held_sets: Mapping[str, tuple[str, ...]] | None = None,
     hard: HardAbility = NOT_KNOWN,
     complete: bool = False,
     previous: NodeView | None = None,
@@ -155,14 +143,23 @@ def node_view(
 
     Args:
         held: the groups that live allocations were granted on: name -> GPUs.
+        held_sets: the same of sets of GPUs.
         complete: mpsd has reported all GPUs since we started, so one that is not here is gone.
         previous: lets unchanged resources keep their (long) ID tables.
     """
     by_uuid = {gpu.uuid: gpu for gpu in sorted(gpus, key=lambda gpu: gpu.index)}
     by_name = {group.name: group for group in group_views(config, by_uuid, held or {}, complete=complete)}
+    sets = {
+        name: held_set_view(config, name, uuids, by_uuid, complete=complete)
+        for name, uuids in (held_sets or {}).items()
+    }
     resources = {}
     for resource in config.resources:
-        view = resource_view(resource, config, by_name, hard)
+        places: Mapping[str, GroupView] | Reason = by_name
+        if resource.gpu_count > 1:
+            places = set_views(resource, config, by_name, complete=complete)
+            sets.update({} if isinstance(places, Reason) else places)
+        view = resource_view(resource, config, places, hard)
         old = previous.resources.get(resource.name) if previous else None
         resources[resource.name] = old if old is not None and _same(old, view) else _with_ids(view)
     annotated = None
@@ -181,6 +178,7 @@ def node_view(
         gpus=by_uuid,
         groups=by_name,
         resources=resources,
+        sets=sets,
         daemons={name: members for name, members in running.items() if name and len(members) > 1},
         together=together if all(by_uuid[uuid].protocol == 3 for uuid in together) else (),
         movable=not config.mps.shared_memory,
@@ -189,98 +187,12 @@ def node_view(
     )
 
 
-def group_views(
-    config: NodeConfig, gpus: Mapping[str, GpuView], held: Mapping[str, tuple[str, ...]], *, complete: bool
-) -> list[GroupView]:
-    """Every group: as the config has it, and as live allocations were granted.
-
-    A reload that groups GPUs otherwise waits for these to end: the old group keeps its shares and takes nothing new,
-    the new one has none yet.
-    """
-    infos = [gpu.info for gpu in gpus.values()]
-    now = {group.name: group for group in groups(config, infos, held)}
-    wanted = {group.name: group for group in groups(config, infos, {})}
-    views = []
-    for name, group in now.items():
-        objection = _objection(group)
-        if objection is None and name in held and (name not in wanted or wanted[name].gpus != group.gpus):
-            objection = REGROUPED
-        objection = objection or _beside_group(group, now.values(), gpus)
-        views.append(_group_view(config, group, gpus, objection, is_held=name in held, complete=complete))
-    owners = group_of(now.values())
-    for name, group in wanted.items():
-        if name not in now:
-            others = sorted({owners[uuid].name for uuid in group.gpus if uuid in owners})
-            waits = Reason(OfferCode.GROUP_CHANGES, f"allocations granted on {', '.join(others)} must end first")
-            objection = _objection(group) or waits
-            views.append(_group_view(config, group, gpus, objection, is_held=False, complete=complete))
-    return views
-
-
-def _group_view(
-    config: NodeConfig,
-    group: Group,
-    gpus: Mapping[str, GpuView],
-    objection: Reason | None,
-    *,
-    is_held: bool,
-    complete: bool,
-) -> GroupView:
-    members = tuple(gpus[uuid] for uuid in group.gpus if uuid in gpus)
-    unknown = [uuid for uuid in group.gpus if uuid not in gpus]
-    infos = [gpu.info for gpu in members]
-    usable = group_usable_bytes(config, infos)
-    unlisted = None if is_held else objection
-    if not members:
-        unlisted = objection or NO_MEMBER
-    view = GroupView(
-        group=group,
-        members=members,
-        usable_bytes=usable,
-        unlisted=unlisted,
-        lost=_first(members, [gpu.lost for gpu in members])
-        or (Reason(OfferCode.GPU_NOT_REPORTED, f"GPU {unknown[0]} is gone") if unknown and complete else None),
-        blocked=objection or _first(members, [gpu.blocked for gpu in members]),
-        waiting=_first(members, [gpu.waiting for gpu in members])
-        or (Reason(OfferCode.GROUP_INCOMPLETE, f"GPU {unknown[0]} is not known yet") if unknown else None),
-        daemon_waiting=_first(members, [gpu.daemon_waiting for gpu in members]),
-        reserved=_first(members, [gpu.reserved for gpu in members]),
-    )
-    burst = view.speaks_protocol_3 and burst_allowed(config, group, infos, usable)
-    return structs.replace(view, burst=burst)
-
-
-def _beside_group(group: Group, others: Iterable[Group], gpus: Mapping[str, GpuView]) -> Reason | None:
-    """Why a GPU of a shared group takes nothing by itself, None where it does."""
-    if group.declared or all(gpus[uuid].protocol == 3 for uuid in group.gpus if uuid in gpus):
-        return None
-    around = next((other for other in others if other.declared and set(group.gpus) < set(other.gpus)), None)
-    if around is None:
-        return None
-    return Reason(
-        OfferCode.OTHER_LIMIT,
-        f"it is in group {around.name}, and MPS protocol 2 has one limit for all containers on several GPUs: "
-        "only shares of the whole group are held to theirs: use a driver with MPS protocol 3 (r615 or newer), or leave "
-        "the GPU out of the group",
-    )
-
-
-def _objection(group: Group) -> Reason | None:
-    return Reason(OfferCode.GROUP_CHANGES, group.objection) if group.objection else None
-
-
-def _first(members: Sequence[GpuView], reasons: Sequence[Reason | None]) -> Reason | None:
-    """The first reason, naming its GPU unless it is the same for all."""
-    if len(set(reasons)) <= 1:
-        return reasons[0] if reasons else None
-    pairs = zip(members, reasons, strict=True)
-    return next(reason.reworded(f"GPU {gpu.index}: {reason}") for gpu, reason in pairs if reason is not None)
-
-
 def resource_view(
-    resource: Resource, config: NodeConfig, by_name: Mapping[str, GroupView], hard: HardAbility
+    resource: Resource, config: NodeConfig, places: Mapping[str, GroupView] | Reason, hard: HardAbility
 ) -> ResourceView:
-    """Sizes and objections of one resource, without its ID tables."""
+    """Sizes and objections of one resource, without its ID tables. `places`: what its shares may lie on, or why there
+    is nothing."""
+    by_name = {} if isinstance(places, Reason) else places
     delivery = config.cdi.delivery
     objection, waiting = enforcement.objection(resource, delivery, hard), None
     if objection is not None and not hard.known:
@@ -301,7 +213,9 @@ def resource_view(
         sizes[group.name] = size
         if loose is not None:
             unheld[group.name] = loose
-    if objection is None and not sizes:
+    if objection is None and isinstance(places, Reason):
+        objection = places
+    elif objection is None and not sizes:
         if any(group.members for group in by_name.values()):
             others = (reason for reason in unfit.values() if reason != SET_ASIDE)
             objection = next(others, SET_ASIDE if unfit else NO_GPU_SELECTED)
@@ -352,10 +266,10 @@ def _size_on(
     unfit = enforcement.burst_objection(resource, group) or enforcement.percentage_objection(resource, group)
     if unfit is not None or given is Enforcement.HARD:
         return unfit or size, None
-    default = largest_limit_bytes(config.resources, config, group.group, infos, group.usable_bytes)
-    loose = enforcement.capability_objection(resource, group, given) or enforcement.one_limit_objection(
-        resource, group, size.limit_bytes, default or 0
-    )
+    loose = enforcement.capability_objection(resource, group, given)
+    if loose is None and not group.is_set:  # of a set, the daemon's limit follows what is granted
+        default = largest_limit_bytes(config.resources, config, group.group, infos, group.usable_bytes)
+        loose = enforcement.one_limit_objection(resource, group, size.limit_bytes, default or 0)
     return (loose, None) if loose is not None and resource.enforcement.rank > 0 else (size, loose)
 
 

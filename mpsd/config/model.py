@@ -17,6 +17,10 @@ GIB = 1024 * MIB
 MAX_ADVERTISED_DEVICES = 20_000
 """Longest list one resource may advertise. A kubelet drops lists over 4 MiB (about 68,000 entries of 44 characters)."""
 
+MAX_GPUS_OF_SHARE = 64
+MAX_GPU_SETS = 1_000
+"""Most sets of GPUs that one resource may choose among: each look at the node weighs them all."""
+
 MIN_UNIT_BYTES = 64 * MIB
 MPS_CLIENTS_PER_GPU = 48
 """Contexts one Volta or newer GPU offers under MPS (legacy documentation; newer drivers allow up to 60)."""
@@ -138,7 +142,8 @@ class GpuSelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """One extended resource. `enforcement` is its minimum, already defaulted from `enforcement.minimum`."""
+    """One extended resource. `enforcement` is its minimum, already defaulted from `enforcement.minimum`. A share lies
+    on one GPU, on any `gpu_count` GPUs together, or on one of `groups`."""
 
     name: str
     memory: Memory
@@ -146,6 +151,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     enforcement: Enforcement
     thread_percent: int | None = None
     gpus: GpuSelection = GpuSelection()
+    gpu_count: int = 1
     groups: tuple[str, ...] = ()
 
 

@@ -12,12 +12,20 @@ def notes(config: NodeConfig) -> list[str]:
             f"GPUs are named by index ({', '.join(map(str, sorted(named)))}): the driver numbers them anew when one "
             "falls out or is replaced; name them by UUID (`gpufrac gpus` shows it)"
         )
+    include = config.gpus.include
+    found += [
+        f"{resource.name} will advertise 0: a share lies on {resource.gpu_count} GPUs, and gpus.include names "
+        f"{len(include)}"
+        for resource in config.resources
+        if include is not None and len(include) < resource.gpu_count
+    ]
     return found + (_of_annotated(config, config.annotations) if config.annotations is not None else [])
 
 
 def _of_annotated(config: NodeConfig, annotations: AnnotationsConfig) -> list[str]:
     found = [
-        f"{resource.name} will advertise 0: all of its GPUs are set aside for annotated pods (`annotations.gpus`); "
+        f"{resource.name} will advertise 0: {'all' if resource.gpu_count == 1 else 'too many'} of its GPUs are set "
+        "aside for annotated pods (`annotations.gpus`); "
         "`annotations.share: true` lets resources use them, too"
         for resource in config.resources
         if not annotations.share and _all_set_aside(resource, config, annotations)
@@ -36,7 +44,9 @@ def _all_set_aside(resource: Resource, config: NodeConfig, annotations: Annotati
         groups = dict(config.groups)
         return all(any(_is_set_aside(ref, annotations) for ref in groups[name]) for name in resource.groups)
     for selection in (resource.gpus, config.gpus):
-        if selection.include is not None and all(_is_set_aside(ref, annotations) for ref in selection.include):
+        if selection.include is None:
+            continue
+        if sum(not _is_set_aside(ref, annotations) for ref in selection.include) < resource.gpu_count:
             return True
     left = set(annotations.gpus.exclude)
     return annotations.gpus.include is None and left <= {*resource.gpus.exclude, *config.gpus.exclude}

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 from mpsd.common.quantity import format_bytes, parse_quantity
 from mpsd.config.model import (
+    MAX_GPUS_OF_SHARE,
     MIN_UNIT_BYTES,
     Enforcement,
     FixedMemory,
@@ -43,9 +44,10 @@ def _resource(value: Value, minimum: Enforcement, groups: Collection[str], names
     memory = _memory(value, entries)
     mode, thread_percent = _compute(value, entries)
     enforcement = entries["enforcement"].choice(Enforcement) if "enforcement" in entries else minimum
-    selection, own_groups = _resource_gpus(entries.get("gpus"), groups)
-    if own_groups and isinstance(memory, UnitMemory):
-        entries["gpus"].note("groups are for resources with memory: all units of a container are on one GPU")
+    selection, gpu_count, own_groups = _resource_gpus(entries.get("gpus"), groups)
+    if isinstance(memory, UnitMemory) and (own_groups or gpu_count > 1):
+        what = "groups are" if own_groups else "count is"
+        entries["gpus"].note(f"{what} for resources with memory: all units of a container are on one GPU")
     if name is None or memory is None or mode is None or enforcement is None:
         return None
     return Resource(
@@ -55,6 +57,7 @@ def _resource(value: Value, minimum: Enforcement, groups: Collection[str], names
         enforcement=enforcement,
         thread_percent=thread_percent,
         gpus=selection,
+        gpu_count=gpu_count,
         groups=own_groups,
     )
 
@@ -144,15 +147,16 @@ def _compute(value: Value, entries: Mapping[str, Value]) -> tuple[Mode | None, i
     return mode, percent
 
 
-def _resource_gpus(value: Value | None, known: Collection[str]) -> tuple[GpuSelection, tuple[str, ...]]:
-    entries = value.mapping(("include", "exclude", "groups"), like="{include: [0, 1]}") if value else None
+def _resource_gpus(value: Value | None, known: Collection[str]) -> tuple[GpuSelection, int, tuple[str, ...]]:
+    """The selection, how many GPUs a share lies on where it names no group, and the groups."""
+    entries = value.mapping(("include", "exclude", "count", "groups"), like="{include: [0, 1]}") if value else None
     if value is None or entries is None:
-        return GpuSelection(), ()
+        return GpuSelection(), 1, ()
     selection = read_selection(entries)
     if "groups" not in entries:
-        return selection, ()
+        return selection, _gpu_count(entries, selection), ()
     if len(entries) > 1:
-        value.note("groups must not be combined with include or exclude")
+        value.note("groups must not be combined with include, exclude or count")
     items = entries["groups"].items("group names")
     if items is not None and not items:
         entries["groups"].note("must name at least one group")
@@ -167,4 +171,15 @@ def _resource_gpus(value: Value | None, known: Collection[str]) -> tuple[GpuSele
         elif name in names:
             item.note("is named twice in this list")
         names.append(name)
-    return selection, tuple(names)
+    return selection, 1, tuple(names)
+
+
+def _gpu_count(entries: Mapping[str, Value], selection: GpuSelection) -> int:
+    if "count" not in entries:
+        return 1
+    count = entries["count"].integer(2, MAX_GPUS_OF_SHARE)
+    if count is None:
+        return 1
+    if selection.include is not None and count > len(selection.include):
+        entries["count"].note(f"must not be more than the GPUs that include names ({len(selection.include)})")
+    return count

@@ -1,6 +1,6 @@
 """A config in the spelling of its file, with every default filled in (pure)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from mpsd.common.quantity import format_bytes
@@ -10,7 +10,6 @@ from mpsd.config.model import (
     AnnotationsConfig,
     FixedMemory,
     FractionMemory,
-    GpuRef,
     GpuSelection,
     NodeConfig,
     Resource,
@@ -111,7 +110,9 @@ def _resource(resource: Resource) -> dict[str, Any]:
     compute: dict[str, Any] = {"mode": resource.mode.value}
     if resource.thread_percent is not None:
         compute["threadPercent"] = resource.thread_percent
-    gpus = {"groups": list(resource.groups)} if resource.groups else _selection(resource.gpus)
+    gpus: dict[str, Any] = {"groups": list(resource.groups)} if resource.groups else _selection(resource.gpus)
+    if resource.gpu_count > 1:
+        gpus["count"] = resource.gpu_count
     return {
         "name": resource.name,
         **_memory(resource.memory),
@@ -133,6 +134,6 @@ def _memory(memory: FixedMemory | FractionMemory | UnitMemory) -> dict[str, Any]
             return {"unit": format_bytes(unit)}
 
 
-def _selection(selection: GpuSelection) -> dict[str, str | Sequence[GpuRef]]:
+def _selection(selection: GpuSelection) -> dict[str, Any]:
     include = "all" if selection.include is None else list(selection.include)
     return {"include": include, "exclude": list(selection.exclude)}

@@ -32,7 +32,7 @@ _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 _HOME = {  # keys that are often written one level too high
     **dict.fromkeys(("request", "limit", "fraction", "limitFraction", "reserve"), "memory"),
     **dict.fromkeys(("mode", "threadPercent"), "compute"),
-    **dict.fromkeys(("include", "exclude", "groups"), "gpus"),
+    **dict.fromkeys(("include", "exclude", "count", "groups"), "gpus"),
     **dict.fromkeys(("protocol", "runRoot", "logRoot", "driverRoot", "clientLimit", "sharedMemory"), "mps"),
     **dict.fromkeys(
         ("share", "domains", "trust", "reservationNamespace", "prefix", "shortfall", "whenAway", "criSocket"),

@@ -107,7 +107,7 @@ def groups(config: NodeConfig, infos: Sequence[GpuInfo], held: Mapping[str, tupl
 
 def shared_groups(config: NodeConfig, infos: Sequence[GpuInfo]) -> frozenset[str]:
     """The declared groups whose GPUs are there for shares of one GPU, too: declared so, or because a resource that
-    names no group would have no GPU otherwise."""
+    names no group would have too few GPUs otherwise."""
     shared = set(config.shared_groups)
     owner: dict[str, str] = {}
     for name, members in config.groups:
@@ -116,8 +116,8 @@ def shared_groups(config: NodeConfig, infos: Sequence[GpuInfo]) -> frozenset[str
         if resource.groups:
             continue
         open_to = [info.uuid for info in infos if config.gpus.admits(info) and resource.gpus.admits(info)]
-        if all(uuid in owner for uuid in open_to):
-            shared.update(owner[uuid] for uuid in open_to)
+        if sum(uuid not in owner for uuid in open_to) < resource.gpu_count <= len(open_to):
+            shared.update(owner[uuid] for uuid in open_to if uuid in owner)
     return frozenset(shared)
 
 

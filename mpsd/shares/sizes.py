@@ -82,10 +82,15 @@ def is_allowed(resource: Resource, config: NodeConfig, group: Group, members: It
 
 
 def is_selected(resource: Resource, config: NodeConfig, group: Group, members: Iterable[GpuInfo]) -> bool:
-    """Whether selections admit the group to the resource, or the resource names it."""
+    """Whether the resource names the group, or it is of as many GPUs as a share needs, which selections admit."""
     if resource.groups or group.declared:
         return group.name in resource.groups
-    return all(config.gpus.admits(info) and resource.gpus.admits(info) for info in members)
+    return len(group.gpus) == resource.gpu_count and all(is_open(resource, config, info) for info in members)
+
+
+def is_open(resource: Resource, config: NodeConfig, info: GpuInfo) -> bool:
+    """Whether selections admit a GPU to a resource that names no group."""
+    return config.gpus.admits(info) and resource.gpus.admits(info)
 
 
 def for_annotated(config: NodeConfig, members: Iterable[GpuInfo]) -> bool:
@@ -105,15 +110,22 @@ def set_aside(config: NodeConfig, members: Iterable[GpuInfo]) -> bool:
 
 
 def burst_allowed(config: NodeConfig, group: Group, members: Iterable[GpuInfo], usable_bytes: int) -> bool:
-    """Whether a share that may borrow memory could lie on this group, in any mode. An annotated container may always
-    turn out to be one."""
+    """Whether a share that may borrow memory could lie on this group, or on GPUs of it, in any mode. An annotated
+    container may always turn out to be one."""
     members = tuple(members)
     return for_annotated(config, members) or any(
         has_burst(resource.memory)
-        and is_allowed(resource, config, group, members)
+        and (is_allowed(resource, config, group, members) or _reaches_into(resource, config, group, members))
         and isinstance(share_size(resource, usable_bytes), ShareSize)
         for resource in config.resources
     )
+
+
+def _reaches_into(resource: Resource, config: NodeConfig, group: Group, members: Iterable[GpuInfo]) -> bool:
+    """Whether shares of a resource that names no group may lie on a GPU of this one."""
+    if resource.groups or (group.declared and not group.shared):
+        return False
+    return any(is_open(resource, config, info) and not set_aside(config, [info]) for info in members)
 
 
 def largest_limit_bytes(

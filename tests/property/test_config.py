@@ -73,6 +73,9 @@ SELECTIONS = st.builds(
 def resources(draw: st.DrawFn, name: str, groups: list[str]) -> Resource:
     mode = draw(st.sampled_from(Mode))
     memory = draw(memories())
+    selection = draw(SELECTIONS)
+    most = 64 if selection.include is None else len(selection.include)
+    several = most > 1 and not isinstance(memory, UnitMemory) and draw(st.booleans())
     in_groups = groups and not isinstance(memory, UnitMemory) and draw(st.booleans())
     return Resource(
         name=name,
@@ -80,7 +83,8 @@ def resources(draw: st.DrawFn, name: str, groups: list[str]) -> Resource:
         mode=mode,
         enforcement=draw(st.sampled_from(Enforcement)),
         thread_percent=draw(st.none() | st.integers(1, 100)) if mode is Mode.SM_SHARING else None,
-        gpus=GpuSelection() if in_groups else draw(SELECTIONS),
+        gpus=GpuSelection() if in_groups else selection,
+        gpu_count=draw(st.integers(2, most)) if several and not in_groups else 1,
         groups=tuple(draw(st.lists(st.sampled_from(groups), min_size=1, unique=True))) if in_groups else (),
     )
 

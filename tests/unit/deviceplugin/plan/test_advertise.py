@@ -1,9 +1,10 @@
 """What is listed, and which of it is Healthy."""
 
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.advertise import Advertisement, advertise, free_fit
+from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.ids import device_id
 from deviceplugin.plan.reasons import OfferCode
+from deviceplugin.plan.room import free_fit
 from mpsd.common.reason import Reason
 from mpsd.config.model import CdiConfig, Delivery, Enforcement, GpuSelection
 from mpsd.gpu.model import Mode

@@ -1131,11 +1131,42 @@ def test_groups_go_with_memory_only_and_with_no_other_selection() -> None:
         "resources[0].gpus: groups are for resources with memory: all units of a container are on one GPU"
     )
     both = resource(gpus="{include: [0], groups: [pair0]}") + groups
-    assert the_problem(both).endswith("resources[0].gpus: groups must not be combined with include or exclude")
+    assert the_problem(both).endswith("resources[0].gpus: groups must not be combined with include, exclude or count")
     twice = resource(gpus="{groups: [pair0, pair0]}") + groups
     assert the_problem(twice).endswith('resources[0].gpus.groups[1]: "pair0": is named twice in this list')
     other = resource(gpus="{groups: [pair1]}") + groups
     assert the_problem(other).endswith('resources[0].gpus.groups[0]: "pair1": is no group: gpus.groups declares pair0')
+
+
+def test_a_share_may_lie_on_any_so_many_of_its_gpus() -> None:
+    (read,) = parse_config(resource(gpus="{count: 2, include: [0, 1, 3]}"), "f").resources
+    assert (read.gpu_count, read.gpus.include, read.groups) == (2, (0, 1, 3), ())
+    (without,) = parse_config(resource(), "f").resources
+    assert without.gpu_count == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"gpus": "{count: 1}"}, 'resources[0].gpus.count: "1": must be a whole number from 2 to 64'),
+        ({"gpus": "{count: 65}"}, 'resources[0].gpus.count: "65": must be a whole number from 2 to 64'),
+        ({"gpus": "{count: all}"}, 'resources[0].gpus.count: "all": must be a whole number from 2 to 64'),
+        (
+            {"gpus": "{count: 3, include: [0, 1]}"},
+            'resources[0].gpus.count: "3": must not be more than the GPUs that include names (2)',
+        ),
+        (
+            {"gpus": "{count: 2, groups: [pair0]}"},
+            "resources[0].gpus: groups must not be combined with include, exclude or count",
+        ),
+        (
+            {"memory": "", "unit": "1Gi", "gpus": "{count: 2}"},
+            "resources[0].gpus: count is for resources with memory: all units of a container are on one GPU",
+        ),
+    ],
+)
+def test_a_number_of_gpus_that_can_not_be_is_an_error(changes: dict[str, str], expected: str) -> None:
+    assert the_problem(resource(**changes) + "gpus: {groups: {pair0: [0, 1]}}\n").endswith(expected)
 
 
 def test_what_depends_on_the_node_is_no_error() -> None:

@@ -84,3 +84,15 @@ def test_stopping_needs_the_api_server(policy: AwayPolicy, access: str) -> None:
     found = notes(config(annotations=annotations, kubernetes=KubernetesConfig(access=access)))
     assert bool(found) is (policy is AwayPolicy.STOP and access == "off")
     assert all("`kubernetes.access`" in text for text in found)
+
+
+def test_a_share_of_several_gpus_needs_as_many_that_are_left() -> None:
+    two = resource("two", fixed(8), gpu_count=2)
+    (few,) = notes(config(two, gpus=selection((0,))))
+    assert few == "gpufrac.dev/two will advertise 0: a share lies on 2 GPUs, and gpus.include names 1"
+    assert notes(config(two, gpus=selection((0, 1)))) == []
+    for include, noted in (((0, 1), True), ((0, 1, 2), False)):
+        annotations = AnnotationsConfig(gpus=selection((0,)), enforcement=Enforcement.NONE)
+        found = notes(config(two, gpus=selection(include), annotations=annotations))
+        assert [text for text in found if "too many of its GPUs are set aside" in text] == found
+        assert bool(found) is noted
