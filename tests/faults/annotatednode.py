@@ -79,8 +79,12 @@ class AnnotatedNode:
         self.mpsd.wait()
         self.until(lambda s: s.mpsd_error)
 
-    def start_mpsd(self) -> None:
+    def start_mpsd_alone(self) -> None:
+        """Without waiting for the plugin to hear of it."""
         self.mpsd = self.plugin.mpsd.start()
+
+    def start_mpsd(self) -> None:
+        self.start_mpsd_alone()
         self.until(lambda s: not s.mpsd_error)
 
     def until(self, condition: Callable[[PluginStatus], object]) -> PluginStatus:
@@ -94,12 +98,18 @@ class AnnotatedNode:
         return metrics.render(self.plugin.status())
 
     def ask(
-        self, gpu: int = 0, mode: str = "sm-sharing", limit: str = "8Gi", containers: Sequence[str] = ("main",)
+        self,
+        gpu: int | Sequence[int] = 0,
+        mode: str = "sm-sharing",
+        limit: str = "8Gi",
+        containers: Sequence[str] = ("main",),
     ) -> tuple[Pod, Container]:
-        """A pod each of whose containers asks for a part of a GPU, and the first one; its sandbox is made."""
+        """A pod each of whose containers asks for a part of a GPU, or of several, and the first one; its sandbox is
+        made."""
         self._count += 1
         name = f"p{self._count}"
-        values = {"gpu-memory.limit": limit, "gpu-compute.mode": mode, "gpus.devices": gpu_uuid(gpu)}
+        named = ",".join(map(gpu_uuid, [gpu] if isinstance(gpu, int) else gpu))
+        values = {"gpu-memory.limit": limit, "gpu-compute.mode": mode, "gpus.devices": named}
         annotations = {f"{PREFIX}.{one}.{key}": value for one in containers for key, value in values.items()}
         pod = Pod(id=f"s-{name}", name=name, uid=f"uid-{name}", namespace="ns", annotations=annotations, pid=1)
         cgroups_path = f"{KUBEPODS.removesuffix('.slice')}-pod{name}.slice:cri-containerd:{name}"
