@@ -17,6 +17,25 @@ from tests.waiting import WAIT_S
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 
+LONG = ("tests/e2e/test_endurance.py", "tests/property/")
+"""Where tests are that take many seconds, the longest first."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests come first in each worker's part, which pytest-xdist cuts from the list in one piece: a long one that
+    is begun last has all other workers wait."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for place in LONG for item in items if item.nodeid.startswith(place)]
+    rest = [item for item in items if not item.nodeid.startswith(LONG)]
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        first = long[worker::workers]
+        room = max(0, (len(items) - len(ordered)) // (workers - worker) - len(first))
+        ordered += first + rest[:room]
+        rest = rest[room:]
+    items[:] = ordered + rest
+
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:

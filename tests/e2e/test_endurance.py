@@ -166,7 +166,7 @@ def another(gpu: GpuStatus, pids: dict[str, int]) -> bool:
 
 def test_fifty_kills_of_a_daemon_leave_the_clients_of_other_gpus_alone(short_tmp: Path, protocol: int) -> None:
     """Each snapshot must show their daemons ready and the same: see `Node`. Under both protocols together 50."""
-    with opened(Node(short_tmp, protocol, gpus=3, policy=replace(CALM, probe_interval_s=0.3))) as node:
+    with opened(Node(short_tmp, protocol, gpus=3, policy=replace(CALM, probe_interval_s=1.0))) as node:
         set_switch(node.simulation, "server-after-daemon-death", "stay")
         node.start()
         node.until_ready()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +18,7 @@ from mpsd.supervision.terminate import Terminator
 from tests.desired import allocation
 from tests.e2e.mpsdnode import DRIVERS, first_line, is_ready
 from tests.faults.mpsd.node import LIMIT, Node, daemon_of, opened, pid_of, quick, texts
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 __all__ = ["quick"]
 pytestmark = pytest.mark.usefixtures("quick")
@@ -139,15 +138,13 @@ def test_clients_of_a_lost_gpu_can_be_told(make: Make) -> None:
     node.driver.set_fault("lost", uuid=node.uuid)
     node.until(lambda gpu: gpu.health is GpuHealth.LOST)
     # With no GPU left the driver is opened again and again; meanwhile "nobody" must be an error, never an answer.
-    pause = threading.Event()
-    for _ in range(200):
+
+    def told() -> bool:
         found = node.supervisor.clients([node.uuid])[node.uuid]
         assert found.clients == ()
-        if not found.error:
-            break
-        pause.wait(0.05)
-    else:
-        pytest.fail("the clients of a lost GPU were never told")
+        return not found.error
+
+    until(told, "the clients of a lost GPU were never told")
     node.driver.clear_fault("lost", node.uuid)
     node.until(lambda gpu: gpu.health is GpuHealth.OK)
 

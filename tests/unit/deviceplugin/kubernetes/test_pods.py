@@ -16,7 +16,7 @@ from mpsd.common import pacing as pacing_module
 from mpsd.common.pacing import QUICK_REFUSALS, Backoff, Failure
 from tests.apiserver import Fault, Request, StubApiServer
 from tests.unit.deviceplugin.kubernetes.clients import client_of, our_node
-from tests.waiting import WAIT_S
+from tests.waiting import NEVER_S, WAIT_S
 
 
 def pod(uid: str, *, deleted: str | None = None, grace: int | None = None) -> ApiPod:
@@ -315,7 +315,7 @@ def test_missing_rights_are_said_and_tried_slowly(world: World, monkeypatch: pyt
 def test_a_server_that_ends_each_watch_at_once_is_not_asked_in_a_loop(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pods_module, "WATCH_AGAIN_S", 10.0)
+    monkeypatch.setattr(pods_module, "WATCH_AGAIN_S", NEVER_S)
     world.start()
     world.server.end_watches()
     assert world.wait(lambda: world.server.watches == 0)
