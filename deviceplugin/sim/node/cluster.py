@@ -11,8 +11,8 @@ from deviceplugin.sim.scheduling import placement
 from deviceplugin.sim.scheduling.placement import Lack, Offer
 from mpsd.config.model import Resource
 
-STALE_S = 5.0
-"""How long a list may take to show what was granted last. A real node status lags by up to 10 s."""
+STALE_S = 30.0
+"""How long a list may take to show what was granted last. A real node status lags by up to 10 s on an idle machine."""
 
 
 class ClusterScheduler:

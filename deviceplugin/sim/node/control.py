@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # whoever only asks a node needs nothing of what it is made o
 T = TypeVar("T")
 
 SOCKET = "sim.sock"
-CALL_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 300.0
+"""Longer than the node waits for anything: pods of several manifests are admitted in one call."""
 
 
 class Manifest(msgspec.Struct, frozen=True):

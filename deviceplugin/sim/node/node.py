@@ -38,14 +38,15 @@ from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.memorylimits import FIRST_DRIVER
 from mpsd.sim.switches import major
 
-START_TIMEOUT_S = 40.0
+START_TIMEOUT_S = 80.0
+"""As the other timeouts here: for what never comes, and too long for a busy machine to reach."""
 POLL_S = 0.05
-SETTLE_TIMEOUT_S = 15.0
+SETTLE_TIMEOUT_S = 60.0
 """How long to wait for the containers of pods that were just admitted."""
 REFUSED_S = 4.0
 """How long for one that the plugin refuses again and again, in the same words: longer than it waits for anything."""
 NO_REASON = {"reason": "", "reasonCode": ""}
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 60.0
 """Bounds a plugin's Allocate. A real kubelet would wait for ever."""
 
 

@@ -10,6 +10,8 @@ from mpsd.config.model import NodeConfig
 from mpsd.localapi.client import MpsdClient, call
 from mpsd.localapi.snapshot import DaemonState, Snapshot
 
+ANSWER_S = 60.0
+"""For an answer of the plugin, which a busy machine may take long for."""
 _ON_THE_WAY = (DaemonState.ABSENT, DaemonState.STARTING, DaemonState.CONFIGURING)
 
 
@@ -35,7 +37,7 @@ def pending(config: NodeConfig, kubelet: StubKubelet) -> tuple[str, str] | None:
 
 def plugin_status(config: NodeConfig) -> dict[str, Any]:
     """What the plugin's status says. Raises GpufracError."""
-    return call(config.plugin_socket, "status", {}, dict[str, Any])
+    return call(config.plugin_socket, "status", {}, dict[str, Any], ANSWER_S)
 
 
 def lists_pending(snapshot: Snapshot, status: Mapping[str, Any], shown: Mapping[str, NodeResource]) -> str:

@@ -18,8 +18,8 @@ from deviceplugin.sim.scheduling.fractions import Group, Unschedulable
 from deviceplugin.sim.scheduling.placement import Offer, dealt, requests
 from mpsd.common.errors import ConfigError
 
-RESERVE_S = 10.0
-"""How long a reservation pod may take to start. KAI waits 40 s."""
+RESERVE_S = 40.0
+"""How long a reservation pod may take to start, as with KAI."""
 GPU_RESOURCE = values.RESERVED_RESOURCE
 
 
