@@ -25,7 +25,7 @@ def domain_lines(plugin: PluginStatus) -> list[tuple[str, str]]:
     domains = {gpu.domain: None for gpu in plugin.gpus if len(gpu.domain) > 1}
     each = [_domain(domain, plugin.one_domain, index) for domain in domains]
     if each and sum(map(len, domains)) < len(plugin.gpus):
-        each.append("each other GPU alone")
+        each.append("each other GPU has its own")
     faults = _faults(plugin.allocations, index)
     return [*([("domains", "; ".join(each))] if each else []), *([("faults", faults)] if faults else [])]
 

@@ -14,6 +14,7 @@ from deviceplugin.cli.gpuname import names_of_mpsd, names_of_plugin
 from deviceplugin.cli.gpus import gpu_detail, gpu_facts, gpu_table
 from deviceplugin.cli.node import Node
 from deviceplugin.status import metrics
+from mpsd.config.model import AnnotationsConfig, Domains, Enforcement, GpuSelection
 from mpsd.gpu.model import GpuHealth, Mode
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, Snapshot
 from mpsd.shares.groups import set_name
@@ -56,7 +57,7 @@ def told_by_mpsd(world: World) -> Snapshot:
 
 def test_status_names_the_gpus_of_a_domain_and_who_is_hit_together(world: World) -> None:
     assert domain_lines(world.picture()) == [
-        ("domains", "GPU 0, 1 have one MPS daemon; each other GPU alone"),
+        ("domains", "GPU 0, 1 have one MPS daemon; each other GPU has its own"),
         ("faults", "hit together: 3 containers on GPU 0, 1; hit alone: 2 containers"),
     ]
 
@@ -68,6 +69,15 @@ def test_one_domain_of_all_is_said_plainly(world: World) -> None:
     joined = structs.replace(plugin, gpus=gpus, one_domain=everything)
     assert domain_lines(joined)[0] == ("domains", "one fault domain: GPU 0, 1, 2, 3 (`annotations.domains: node`)")
     assert domain_lines(structs.replace(plugin, gpus=(), allocations=())) == []
+
+
+def test_the_config_says_which_gpus_are_one_domain_from_the_start(short_tmp: Path) -> None:
+    section = AnnotationsConfig(gpus=GpuSelection(), enforcement=Enforcement.HARD, domains=Domains.NODE)
+    made = World(short_tmp, config(annotations=section), gpus=2)
+    assert made.picture().one_domain == (), "MPS protocol 2: containers of different GPUs can't share a daemon"
+    made.tell(structs.replace(ready(), protocol=3))
+    assert domain_lines(made.picture()) == [("domains", "one fault domain: GPU 0, 1 (`annotations.domains: node`)")]
+    made.ledger.close()
 
 
 def test_an_allocation_says_how_many_are_hit_with_it_and_where(world: World) -> None:
