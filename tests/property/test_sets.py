@@ -18,13 +18,15 @@ from deviceplugin.plan.model import Allocation, NodeView, ResourceView
 from deviceplugin.plan.preferred import preferred
 from deviceplugin.plan.sound import flaw
 from deviceplugin.plan.view import gpu_view, node_view
-from mpsd.config.model import Enforcement, GpuSelection, NamespaceMount, NodeConfig, Resource
+from mpsd.config.model import Enforcement, GpuSelection, Memory, NamespaceMount, NodeConfig, Resource
 from mpsd.gpu.model import Mode
 from mpsd.localapi.snapshot import GpuClient
 from tests.builders import HARD, NOT_HARD, config, fixed, fraction, info, ready, resource, status
 
 MODES = st.sampled_from(Mode)
-MEMORIES = st.sampled_from([fixed(7), fixed(20), fixed(40), fraction(0.5), fixed(6, 30), fraction(0.3, 0.9)])
+MEMORIES: st.SearchStrategy[Memory] = st.sampled_from(
+    [fixed(7), fixed(20), fixed(40), fraction(0.5), fixed(6, 30), fraction(0.3, 0.9)]
+)
 SELECTIONS = st.sampled_from([GpuSelection(), GpuSelection(exclude=(0,)), GpuSelection(include=(0, 1, 2))])
 
 
@@ -114,14 +116,14 @@ class Shares(RuleBasedStateMachine):
             share = wish[0] if wish else data.draw(st.sampled_from(free))
             assert self.grant(name, share, view, self.accounts) or not healthy
 
-    @precondition(lambda self: len(self.accounts))
+    @precondition(lambda self: len(self.accounts) > 0)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(a.key for a in self.accounts)))
         self.users.discard(key)
         self.accounts.remove(key)
 
-    @precondition(lambda self: len(self.accounts))
+    @precondition(lambda self: len(self.accounts) > 0)
     @rule(data=st.data())
     def use(self, data: st.DataObject) -> None:
         ready_ones = [a.key for a in self.accounts if len({self.daemon[gpu] for gpu in a.gpus}) == 1]
@@ -173,8 +175,10 @@ class Shares(RuleBasedStateMachine):
 
     @invariant()
     def what_is_held_is_healthy(self) -> None:
-        view = self.view() if self.daemon else None
-        for name, of in view.resources.items() if view is not None else ():
+        if not self.daemon:
+            return
+        view = self.view()
+        for name, of in view.resources.items():
             health = {device.id: device.healthy for device in advertise(of, view, self.accounts).devices}
             assert all(health[share] for a in self.accounts if a.resource == name for share in a.device_ids)
 
