@@ -237,6 +237,16 @@ def test_several_devices_are_several_gpus() -> None:
     assert "requested: 2 GPUs with 6000 MiB" in found.detail
 
 
+def test_several_devices_lie_over_those_that_others_use_the_fullest_first() -> None:
+    cluster = Cluster()
+    devices = f"{KEY}{DEVICES}"
+    assert cluster.bind(request("60000Mi", "sm-sharing"))[devices] == "GPU-0"
+    assert cluster.bind(request("20000Mi", "sm-sharing", "2"))[devices] == "GPU-0,GPU-1"
+    assert cluster.bind(request("30000Mi", "sm-sharing", "2"))[devices] == "GPU-1,GPU-2", "GPU-0 is full"
+    assert cluster.bind(request("1000Mi", "sm-sharing", "3"))[devices] == "GPU-0,GPU-1,GPU-2"
+    assert isinstance(cluster.schedule(request("1000Mi", "time-slicing", "2")), Unschedulable)
+
+
 def test_more_than_a_gpu_has() -> None:
     found = Cluster(24_576).schedule(request("24501Mi"))
     assert isinstance(found, Unschedulable)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -424,6 +425,21 @@ def test_a_namespaces_limits_are_those_of_its_clients(daemon: Mps) -> None:
     client = cuda(daemon, "n", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25")
     assert client.thread_percent == 50.0
     client.close()
+
+
+@pytest.mark.parametrize("own", ["", "0=8G", "0=4G"])
+def test_a_container_with_one_gpu_of_the_daemons_sees_that_one_and_has_its_limit_there(daemon: Mps, own: str) -> None:
+    limit_bytes = (4 if own == "0=4G" else 8) * GIB
+    for uuid in (gpu_uuid(1), gpu_uuid(0)):
+        client = cuda(daemon, "n", GPUFRAC_SIM_DEVICES=uuid, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=own)
+        with closing(client):
+            assert (client.mps, client.devices, client.open_device()) == (True, [uuid], uuid)
+            assert client.limit_bytes == limit_bytes
+            with pytest.raises(CudaError, match="OUT_OF_MEMORY"):
+                client.allocate(limit_bytes + 1)
+            client.allocate(limit_bytes)
+            with pytest.raises(CudaError, match="INVALID_DEVICE"):
+                client.open_device(1)
 
 
 def test_a_client_reaches_only_the_namespace_that_is_mounted(daemon: Mps) -> None:
