@@ -65,6 +65,8 @@ class Ledger:
             raise records.RecordError(str(error.strerror or error)) from error
         if allocation.key + SUFFIX != name:
             raise records.RecordError(f"it is the record of {allocation.key}")
+        if allocation.main_socket is None:  # of a version that did not say so
+            allocation = structs.replace(allocation, main_socket=allocation.default_socket)
         if allocation.container is None and not allocation.group:
             # Versions without groups of GPUs named none: a GPU alone is its own.
             return structs.replace(allocation, group=allocation.gpus[0])

@@ -321,8 +321,9 @@ class DaemonKeeper:
         allocation may suffer from that."""
         spoilt = self.in_force.spoilt(spec, objections)
         for name in spoilt.keys() & (self.in_force.verified.keys() | self.in_force.linked.keys()):
-            why = spoilt[name].message
-            log.warning("MPS namespace is not as it was set", daemon=self.name, namespace=name, reason=why)
+            link, why = self.in_force.linked.get(name), spoilt[name].message
+            namespace = name if link is None else link.namespace
+            log.warning("MPS namespace is not as it was set", daemon=self.name, namespace=namespace, reason=why)
         self.in_force = self.in_force.without(spoilt)
         trouble = self.server_trouble
         self._on_probed(life.ProbeOk() if trouble is None else life.ProbeFailed(trouble))
