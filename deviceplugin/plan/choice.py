@@ -27,6 +27,7 @@ class Reach:
     def __init__(self, view: ResourceView, node: NodeView, accounts: Accounts) -> None:
         self._view, self._node, self._accounts = view, node, accounts
         self._by_gpu = domain_by_gpu(node, accounts)
+        self._objections: dict[str, Reason | None] = {}
 
     def needs_daemon(self, group: GroupView) -> bool:
         """Whether a new share is to be served by a daemon: for sm-sharing; else where it has a guarantee."""
@@ -38,9 +39,13 @@ class Reach:
 
     def objection(self, group: GroupView) -> Reason | None:
         """Why no daemon can serve it now, None when one can, or it needs none."""
-        if not self.needs_daemon(group):
+        if not self.joins(group):
             return None
-        return joining_objection(group.members, self._node, self._accounts, self._by_gpu, "or use another node")
+        if group.name not in self._objections:
+            self._objections[group.name] = joining_objection(
+                group.members, self._node, self._accounts, self._by_gpu, "or use another node"
+            )
+        return self._objections[group.name]
 
     def joins(self, group: GroupView) -> bool:
         """Whether daemons must make way for one that owns all of its GPUs."""
