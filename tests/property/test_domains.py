@@ -22,8 +22,12 @@ from mpsd.gpu.model import Mode
 from tests.domainnode import DomainNode, annotated, ask
 
 GPUS = 8
-PODS = tuple(f"p{n}." for n in range(10))
+PODS = st.sampled_from([f"p{n}." for n in range(10)])
 """Names of which none is a part of another, as texts go on after them."""
+SEVERAL = st.lists(st.integers(0, GPUS - 1), min_size=2, max_size=4, unique=True)
+SIZES = st.sampled_from([(4, 4), (4, 4), (4, 10), (20, 20), (20, 50), (45, 45), (45, 75)])
+"""Request and limit in GiB; of the last ones not all fit beside each other."""
+RARELY = st.sampled_from([False, False, False, False, True])
 
 
 class Placements(RuleBasedStateMachine):
@@ -37,22 +41,31 @@ class Placements(RuleBasedStateMachine):
         self.before_restart: set[str] = set()
         """Keys that a plugin before this one granted: it can't know whether containers of them were made."""
 
-    @initialize(domains=st.sampled_from(Domains))
-    def begin(self, domains: Domains) -> None:
+    @initialize(domains=st.sampled_from([Domains.AUTO, Domains.AUTO, Domains.NODE]), mode=st.sampled_from(Mode))
+    def begin(self, domains: Domains, mode: Mode) -> None:
+        """`mode`: of most containers."""
+        self.mode = mode
         self.node = DomainNode(self.directory, annotated(domains), GPUS)
 
     # --- what happens
 
-    @rule(
-        pod=st.sampled_from(PODS),
-        gpus=st.lists(st.integers(0, GPUS - 1), min_size=1, max_size=4, unique=True),
-        mode=st.sampled_from(Mode),
-        request_gib=st.sampled_from([4, 20, 45]),
-        more_gib=st.sampled_from([0, 0, 6, 30]),
-    )
-    def arrive(self, pod: str, gpus: list[int], mode: Mode, request_gib: int, more_gib: int) -> None:
-        if pod not in self.node.pods:
-            self.try_to_create(ask(pod, gpus, mode, request_gib, request_gib + more_gib))
+    @rule(pod=PODS, gpu=st.integers(0, GPUS - 1), size=SIZES, other=RARELY, runs=st.booleans())
+    def arrive_on_one(self, pod: str, gpu: int, size: tuple[int, int], other: bool, runs: bool) -> None:
+        """`runs`: and its program uses it as soon as it may."""
+        self.arrive(pod, [gpu], size, other, runs)
+
+    @rule(pod=PODS, gpus=SEVERAL, size=SIZES, other=RARELY, runs=st.booleans())
+    def arrive_on_several(self, pod: str, gpus: list[int], size: tuple[int, int], other: bool, runs: bool) -> None:
+        self.arrive(pod, gpus, size, other, runs)
+
+    def arrive(self, pod: str, gpus: list[int], size: tuple[int, int], other: bool, runs: bool) -> None:
+        if pod in self.node.pods:
+            return
+        mode = next(mode for mode in Mode if (mode is self.mode) is not other)
+        outcome = self.try_to_create(ask(pod, gpus, mode, *size))
+        if runs and isinstance(outcome, Allocation):
+            self.mpsd_follows()
+            self.begin_client(pod, told=True)
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
@@ -76,7 +89,10 @@ class Placements(RuleBasedStateMachine):
     @precondition(lambda self: self.idle())
     @rule(data=st.data(), told=st.booleans())
     def use_gpus(self, data: st.DataObject, told: bool) -> None:
-        pod = data.draw(st.sampled_from(self.idle()))
+        self.begin_client(data.draw(st.sampled_from(self.idle())), told=told)
+
+    def begin_client(self, pod: str, *, told: bool) -> None:
+        """Where it may start, and its daemon is there."""
         allocation = self.node.pods[pod]
         reaches = not allocation.needs_daemon or self.node.mpsd.served_by(allocation.gpus) is not None
         if self.node.may_start(pod) and reaches:
