@@ -65,7 +65,7 @@ class Ledger:
             raise records.RecordError(str(error.strerror or error)) from error
         if allocation.key + SUFFIX != name:
             raise records.RecordError(f"it is the record of {allocation.key}")
-        if allocation.main_socket is None:  # of a version that did not say so
+        if allocation.container is not None and allocation.main_socket is None:  # of a version that did not say so
             allocation = structs.replace(allocation, main_socket=allocation.default_socket)
         if allocation.container is None and not allocation.group:
             # Versions without groups of GPUs named none: a GPU alone is its own.
