@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import structs
 
 from deviceplugin.plan import ids
-from deviceplugin.plan.model import Allocation, HardAbility, NodeView, allocation_key
+from deviceplugin.plan.allocation import Allocation, allocation_key
+from deviceplugin.plan.model import HardAbility, NodeView
 from deviceplugin.plan.view import gpu_view, node_view
 from deviceplugin.status.attention import attention
 from deviceplugin.status.model import PluginStatus

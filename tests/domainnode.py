@@ -8,7 +8,7 @@ from msgspec import structs
 from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.drains import Drains
 from deviceplugin.grants.ledger import Ledger
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, ContainerRef, Refusal
 from mpsd.config.model import GIB, AnnotationsConfig, Domains, Enforcement, GpuSelection, NodeConfig, ShortfallPolicy
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import DaemonSpec, DomainPlan, can_move, mount_of, needs_daemon, plan

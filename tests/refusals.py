@@ -2,7 +2,7 @@
 
 from enum import Enum, auto
 
-from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.plan.allocation import Allocation, Refusal
 from deviceplugin.plan.reasons import OfferCode
 
 

@@ -16,8 +16,8 @@ from deviceplugin.grants.drains import Drains
 from deviceplugin.grants.ledger import Ledger
 from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.podresources import Containers, PodResourcesError
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation
 from deviceplugin.reconcile.hardlimits import MarkedCgroup
 from deviceplugin.reconcile.keeper import Keeper
 from deviceplugin.status.model import PluginStatus

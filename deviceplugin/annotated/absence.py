@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from deviceplugin.annotated.reasons import ServingCode
 from deviceplugin.kubernetes.model import Events
 from deviceplugin.nri.model import Container
-from deviceplugin.plan.model import ContainerRef
+from deviceplugin.plan.allocation import ContainerRef
 from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason
 from mpsd.config.model import AwayPolicy

@@ -6,7 +6,7 @@ the first of two equal entries sees ours, and no other NRI plugin's claim on a n
 
 from deviceplugin.nri.model import Adjustment, Mount
 from deviceplugin.plan import render
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 
 RESERVED_ENV = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_", "GPUFRAC_", "CUDA_MPS_")
 """How the names of all variables begin that we set."""

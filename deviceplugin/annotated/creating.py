@@ -18,8 +18,8 @@ from deviceplugin.annotated.trust import distrust
 from deviceplugin.grants.broker import Broker
 from deviceplugin.nri.model import Adjustment, Container, Pod
 from deviceplugin.nri.runtimes import Traits
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.annotated import shortfall
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.start import Grant
 from mpsd.common.reason import Reason
 from mpsd.config.model import AnnotationsConfig, TrustPolicy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from cdi.registry import GPU_KINDS
 from deviceplugin.annotated.contract import DEVICES, Ask
 from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
-from deviceplugin.plan.model import ContainerAsk, ContainerRef
+from deviceplugin.plan.allocation import ContainerAsk, ContainerRef
 from mpsd.common.quantity import quoted
 from mpsd.common.reason import Reason
 from mpsd.gpu.model import GpuInfo

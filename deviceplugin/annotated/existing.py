@@ -19,7 +19,7 @@ from deviceplugin.annotated.trust import distrust
 from deviceplugin.grants.broker import Broker
 from deviceplugin.nri.model import Container, ContainerState, Inventory, Pod
 from deviceplugin.plan import render
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, ContainerRef
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.marker import MARKER

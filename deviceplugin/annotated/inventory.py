@@ -6,7 +6,7 @@ from deviceplugin.annotated.adjust import RESERVED_ENV
 from deviceplugin.grants.holders.turns import Instance
 from deviceplugin.nri.model import Container, ContainerState, Inventory, Pod
 from deviceplugin.plan import isolation, render
-from deviceplugin.plan.model import ContainerRef
+from deviceplugin.plan.allocation import ContainerRef
 from mpsd.common.reason import Reason
 
 MAX_VALUE = 16 << 10

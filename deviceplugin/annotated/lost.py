@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import structs
 
 from deviceplugin.nri.model import Container, ContainerState, Inventory, Pod
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from mpsd.common.marker import MARKER
 from mpsd.common.processes import PodProcess
 

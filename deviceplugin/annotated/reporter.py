@@ -11,7 +11,7 @@ from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
 from deviceplugin.grants.ledger import LedgerError
 from deviceplugin.kubernetes.model import Events, EventType
 from deviceplugin.nri.model import Pod, Refused
-from deviceplugin.plan.model import ContainerRef
+from deviceplugin.plan.allocation import ContainerRef
 from deviceplugin.plan.reasons import OfferCode
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger

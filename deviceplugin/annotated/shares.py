@@ -11,8 +11,8 @@ from deviceplugin.grants.nodestate import NodeState
 from deviceplugin.grants.reader import Reader
 from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
+from deviceplugin.plan.allocation import Allocation, ContainerRef
 from deviceplugin.plan.isolation import level_left
-from deviceplugin.plan.model import Allocation, ContainerRef
 from mpsd.common.marker import MARKER
 from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import Reason

@@ -8,7 +8,7 @@ from deviceplugin.annotated.reasons import AnnotationCode, RefusedError
 from deviceplugin.grants.reader import Reader
 from deviceplugin.nri.model import Container
 from deviceplugin.plan import render
-from deviceplugin.plan.model import Allocation, ContainerRef
+from deviceplugin.plan.allocation import Allocation, ContainerRef
 from deviceplugin.plan.start import with_effective_enforcement
 from mpsd.common.errors import GpufracError
 from mpsd.common.marker import MARKER

@@ -6,7 +6,7 @@ so a pod of another scheduler could help itself.
 
 from collections.abc import Collection
 
-from deviceplugin.plan.model import ContainerAsk
+from deviceplugin.plan.allocation import ContainerAsk
 from mpsd.common.quantity import quoted
 from mpsd.config.model import AnnotationsConfig, TrustPolicy
 

@@ -27,7 +27,8 @@ from deviceplugin.grants.nodestate import NodeState
 from deviceplugin.grants.nodeview import CurrentView
 from deviceplugin.grants.reader import Reader
 from deviceplugin.grants.store import AllocationStore
-from deviceplugin.plan.model import Allocation, ContainerAsk, HardAbility, Refusal
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, Refusal
+from deviceplugin.plan.model import HardAbility
 from deviceplugin.plan.preferred import preferred
 from deviceplugin.plan.start import Grant
 from mpsd.common.reason import Reason

@@ -8,8 +8,9 @@ from deviceplugin.grants.holders.holders import Holders
 from deviceplugin.grants.nodestate import NodeState
 from deviceplugin.grants.store import AllocationStore
 from deviceplugin.plan.allocate import plan
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, Refusal
 from deviceplugin.plan.annotated import plan_container, same_ask, same_plan
-from deviceplugin.plan.model import Allocation, ContainerAsk, NodeView, Refusal
+from deviceplugin.plan.model import NodeView
 from deviceplugin.plan.reasons import OfferCode, RefusalCode
 from mpsd.common.errors import GpufracError
 from mpsd.config.model import Delivery, Enforcement

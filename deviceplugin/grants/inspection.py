@@ -10,7 +10,8 @@ from deviceplugin.grants.holders.model import Holder
 from deviceplugin.grants.lists import Published
 from deviceplugin.grants.nodestate import NodeState
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.model import Allocation, NodeView
+from deviceplugin.plan.allocation import Allocation
+from deviceplugin.plan.model import NodeView
 from mpsd.gpu.model import Mode
 
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import structs
 
 from cdi.atomic import DurableDirectory
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.sound import flaw
 from mpsd.common import records
 from mpsd.common.errors import TransientError

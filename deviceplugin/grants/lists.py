@@ -6,7 +6,8 @@ import msgspec
 
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
-from deviceplugin.plan.model import Allocation, NodeView
+from deviceplugin.plan.allocation import Allocation
+from deviceplugin.plan.model import NodeView
 
 REST_S = 1.0
 """How long after a grant an offer stays on its GPU, so that a pod's next container finds its units there."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec import structs
 
-from deviceplugin.plan.model import Allocation, HardAbility, newer
+from deviceplugin.plan.allocation import Allocation
+from deviceplugin.plan.model import HardAbility, newer
 from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.plan.start import (
     Grant,

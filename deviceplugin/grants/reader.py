@@ -14,7 +14,7 @@ from deviceplugin.grants.lists import Lists
 from deviceplugin.grants.nodestate import NodeState
 from deviceplugin.grants.nodeview import CurrentView
 from deviceplugin.grants.store import AllocationStore
-from deviceplugin.plan.model import Allocation, ContainerRef
+from deviceplugin.plan.allocation import Allocation, ContainerRef
 from deviceplugin.plan.render import desired_allocation
 from deviceplugin.plan.start import RELEASED, Grant
 from mpsd.common.reason import Reason

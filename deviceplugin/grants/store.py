@@ -7,7 +7,7 @@ from msgspec import structs
 
 from deviceplugin.grants.ledger import Ledger, LedgerError
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.reasons import OfferCode
 from mpsd.common.reason import Reason
 

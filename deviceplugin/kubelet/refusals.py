@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from deviceplugin.plan.model import Refusal
+from deviceplugin.plan.allocation import Refusal
 from mpsd.common.log import get_logger
 
 log = get_logger("plugin")

@@ -13,7 +13,8 @@ from deviceplugin.grants.ledger import LedgerError
 from deviceplugin.kubelet.refusals import CODE_METADATA, Refusals
 from deviceplugin.plan import render
 from deviceplugin.plan.advertise import Advertisement
-from deviceplugin.plan.model import Allocation, Device, Refusal
+from deviceplugin.plan.allocation import Allocation, Refusal
+from deviceplugin.plan.model import Device
 from deviceplugin.plan.reasons import FINAL, OfferCode
 from deviceplugin.plan.start import configured_shared_memory
 from mpsd.config.model import MAX_ADVERTISED_DEVICES

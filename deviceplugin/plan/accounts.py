@@ -8,7 +8,7 @@ count as Kubernetes counts them: with the most that they could hold at one momen
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from deviceplugin.plan.model import Allocation, ContainerRef
+from deviceplugin.plan.allocation import Allocation, ContainerRef
 from mpsd.gpu.model import Mode
 from mpsd.shares.groups import is_set_name
 

@@ -9,17 +9,10 @@ from collections.abc import Sequence
 
 from deviceplugin.plan import ids
 from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.allocation import Allocation, Refusal, allocation_key
 from deviceplugin.plan.choice import fits, goes_without_daemon
 from deviceplugin.plan.enforcement import conflict, soft_bytes
-from deviceplugin.plan.model import (
-    Allocation,
-    GpuView,
-    GroupView,
-    NodeView,
-    Refusal,
-    ResourceView,
-    allocation_key,
-)
+from deviceplugin.plan.model import GpuView, GroupView, NodeView, ResourceView
 from deviceplugin.plan.reasons import OfferCode, RefusalCode
 from deviceplugin.plan.room import client_room
 from mpsd.common.errors import ProtocolError

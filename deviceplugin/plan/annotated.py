@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.allocation import ANNOTATED, Allocation, ContainerAsk, Refusal, allocation_key
 from deviceplugin.plan.domains import domain_by_gpu, joining_objection
 from deviceplugin.plan.enforcement import (
     borrowing_conflict,
@@ -18,17 +19,7 @@ from deviceplugin.plan.enforcement import (
     not_hard,
 )
 from deviceplugin.plan.isolation import level_left
-from deviceplugin.plan.model import (
-    ANNOTATED,
-    Allocation,
-    AnnotatedView,
-    ContainerAsk,
-    GpuView,
-    GroupView,
-    NodeView,
-    Refusal,
-    allocation_key,
-)
+from deviceplugin.plan.model import AnnotatedView, GpuView, GroupView, NodeView
 from deviceplugin.plan.reasons import EnforcementCode, OfferCode, RefusalCode
 from deviceplugin.plan.room import client_room
 from mpsd.common.quantity import format_bytes

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.model import Allocation, GpuView, NodeView
+from deviceplugin.plan.allocation import Allocation
+from deviceplugin.plan.model import GpuView, NodeView
 from deviceplugin.plan.reasons import OfferCode
 from mpsd.common.reason import Reason
 from mpsd.gpu.model import Mode

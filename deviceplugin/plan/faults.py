@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from mpsd.gpu.model import Mode
 from mpsd.shares.domains import connected
 

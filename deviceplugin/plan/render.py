@@ -7,8 +7,8 @@ Limits travel in CDI containerEdits, which a pod spec can't override; `delivery:
 import msgspec
 
 from cdi.model import ContainerEdits, Device, Mount, Spec
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.faults import fault_id
-from deviceplugin.plan.model import Allocation
 from mpsd.common.marker import MARKER
 from mpsd.config.model import Delivery, Enforcement
 from mpsd.gpu.model import MIB, Mode

@@ -5,7 +5,7 @@ bit or was edited must not become a limit.
 """
 
 from deviceplugin.plan import ids
-from deviceplugin.plan.model import ANNOTATED, Allocation, allocation_key
+from deviceplugin.plan.allocation import ANNOTATED, Allocation, allocation_key
 from mpsd.common.errors import ProtocolError
 from mpsd.config.model import Enforcement
 from mpsd.gpu.model import Mode

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.enforcement import UNKNOWN, level_words, mps_level
-from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, HardAbility
+from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, HardAbility
 from deviceplugin.plan.reasons import EnforcementCode, OfferCode, StartCode
 from deviceplugin.plan.view import domain_text, serves
 from mpsd.common.quantity import format_bytes

@@ -6,7 +6,7 @@ from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.holders.model import Observation, Shares
 from deviceplugin.grants.ledger import LedgerError
 from deviceplugin.plan import ids
-from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.plan.allocation import Allocation, Refusal
 from deviceplugin.plan.reasons import OfferCode
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger

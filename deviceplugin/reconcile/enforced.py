@@ -17,7 +17,7 @@ from deviceplugin.grants.inspection import Inspection
 from deviceplugin.grants.reader import Reader
 from deviceplugin.kubelet.podresources import Containers
 from deviceplugin.plan import isolation
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.start import with_effective_enforcement
 from deviceplugin.reconcile.environments import deviations
 from deviceplugin.reconcile.markers import MARKED, Markers, PodView, Verdict, VerdictCode

@@ -12,7 +12,7 @@ import msgspec
 
 from deviceplugin.nri.runtimes import CDI_WINS_IN
 from deviceplugin.plan import render
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from mpsd.common.quantity import format_bytes, quoted
 from mpsd.common.reason import Code
 from mpsd.config.model import Enforcement

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from deviceplugin.grants.broker import Broker
-from deviceplugin.plan.model import ANNOTATED
+from deviceplugin.plan.allocation import ANNOTATED
 from mpsd.localapi.snapshot import Desired
 
 

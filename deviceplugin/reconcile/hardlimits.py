@@ -17,7 +17,7 @@ import msgspec
 from deviceplugin.grants.holders.model import Holder
 from deviceplugin.grants.inspection import Inspection
 from deviceplugin.grants.reader import Reader
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.render import CGROUP_LIMITS
 from deviceplugin.reconcile.reasons import HeldCode
 from mpsd.common.errors import GpufracError

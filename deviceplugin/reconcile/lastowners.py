@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from deviceplugin.grants.clients import is_of, pids_text
 from deviceplugin.grants.holders.model import Pods
 from deviceplugin.grants.reader import Reader
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.reasons import StartCode
 from deviceplugin.reconcile.reasons import ReleaseCode
 from mpsd.common.processes import PodProcess

@@ -13,7 +13,7 @@ from deviceplugin.grants.statefiles import DRAINS, LEDGER, LOCK, NODE, state_dir
 from deviceplugin.kubelet import checkpoint
 from deviceplugin.kubelet.places import pod_exists
 from deviceplugin.plan import render
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from mpsd.common.errors import GpufracError
 from mpsd.localapi.snapshot import Places
 

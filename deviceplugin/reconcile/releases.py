@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from deviceplugin.grants.broker import Broker
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.reconcile.files import PermissionFiles
 from deviceplugin.reconcile.lastowners import LastOwners
 from deviceplugin.reconcile.reasons import ReleaseCode

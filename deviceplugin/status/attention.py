@@ -6,7 +6,7 @@ from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.grants.clients import is_foreign, pids_text
 from deviceplugin.grants.holders.model import Pods
 from deviceplugin.kubelet.reasons import KubeletCode
-from deviceplugin.plan.model import ANNOTATED
+from deviceplugin.plan.allocation import ANNOTATED
 from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.plan.view import daemon_text, domain_text
 from deviceplugin.status.model import AllocationStatus, PluginStatus, ResourceStatus

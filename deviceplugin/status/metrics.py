@@ -7,7 +7,7 @@ docs/adr). Labels name GPUs, resources and states, never pods.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from deviceplugin.plan.model import ANNOTATED
+from deviceplugin.plan.allocation import ANNOTATED
 from deviceplugin.status.model import PluginStatus
 from mpsd.common.text import plain
 from mpsd.config.model import Enforcement

@@ -11,7 +11,7 @@ import msgspec
 
 from deviceplugin.grants.clients import is_of, pids_text
 from deviceplugin.grants.holders.model import Pods
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.reconcile.reasons import HeldCode
 from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import Reason

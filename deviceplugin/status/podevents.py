@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from deviceplugin.kubernetes.model import Events
-from deviceplugin.plan.model import ANNOTATED
+from deviceplugin.plan.allocation import ANNOTATED
 from deviceplugin.status.model import AllocationStatus
 from mpsd.common.log import get_logger
 

@@ -10,10 +10,11 @@ from deviceplugin.grants.clients import claims, pids_text
 from deviceplugin.grants.holders.model import Holder, Shares
 from deviceplugin.grants.inspection import Inspection
 from deviceplugin.kubernetes.model import KubernetesState
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.annotated import shortfall
 from deviceplugin.plan.enforcement import mps_level, not_hard
 from deviceplugin.plan.faults import FaultDomain, fault_domains
-from deviceplugin.plan.model import Allocation, AnnotatedView, GpuView, GroupView, NodeView
+from deviceplugin.plan.model import AnnotatedView, GpuView, GroupView, NodeView
 from deviceplugin.plan.reasons import OfferCode, StartCode
 from deviceplugin.plan.start import loosened
 from deviceplugin.plan.view import FOR_ANNOTATED

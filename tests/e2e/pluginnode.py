@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.sim.kubelet.kubelet import StubKubelet
 from deviceplugin.sim.kubelet.pod import AdmittedPod
 from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role

@@ -20,7 +20,7 @@ from deviceplugin.grants.holders.model import Holder, Observation
 from deviceplugin.grants.holders.turns import Instance
 from deviceplugin.grants.inspection import Inspection
 from deviceplugin.grants.ledger import Ledger
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.reasons import RefusalCode
 from deviceplugin.plan.start import start_objection
 from deviceplugin.reconcile.hardlimits import VERIFIED_S

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, Refusal
 from deviceplugin.plan.domains import domain_by_gpu
-from deviceplugin.plan.model import Allocation, ContainerAsk, Refusal
 from deviceplugin.plan.reasons import OfferCode
 from mpsd.config.model import Domains, Enforcement
 from mpsd.gpu.model import Mode

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.annotated import plan_container
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal
 from mpsd.config.model import AnnotationsConfig, Enforcement, GpuSelection
 from mpsd.gpu.model import MIB, Mode
 from tests.builders import HARD, config, info, node, uuid

@@ -13,8 +13,9 @@ from msgspec import structs
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import advertise
 from deviceplugin.plan.allocate import plan
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.domains import domain_by_gpu, joining_objection
-from deviceplugin.plan.model import Allocation, NodeView, ResourceView
+from deviceplugin.plan.model import NodeView, ResourceView
 from deviceplugin.plan.preferred import preferred
 from deviceplugin.plan.sound import flaw
 from deviceplugin.plan.view import gpu_view, node_view

@@ -8,7 +8,7 @@ from deviceplugin.grants.holders.pods import PodHolders
 from deviceplugin.grants.holders.shares import ShareHolders
 from deviceplugin.grants.holders.turns import Instance, Turns
 from deviceplugin.plan.accounts import Accounts
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 
 
 class Holders:

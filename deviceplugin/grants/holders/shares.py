@@ -12,7 +12,7 @@ One that was ever shown is past its pod's admission: only another pod can ask fo
 from collections.abc import Collection, Iterable, Mapping
 
 from deviceplugin.grants.holders.model import Holder, Observation, Shares
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 
 ABSENT_S = 15.0
 """How long an allocation must be absent before it is released, unless its end is proven."""

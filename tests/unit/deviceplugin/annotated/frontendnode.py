@@ -9,7 +9,7 @@ from msgspec import structs
 
 from deviceplugin.annotated.frontend import AnnotatedFrontend
 from deviceplugin.nri.model import Adjustment, Container, Inventory, Pod, Refused, Runtime
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.start import Grant
 from mpsd.common.errors import GpufracError
 from mpsd.common.reason import Reason

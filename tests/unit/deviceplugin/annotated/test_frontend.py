@@ -14,8 +14,8 @@ from deviceplugin.cli.node import missing_shares
 from deviceplugin.grants.holders.pods import GONE_S
 from deviceplugin.nri.model import Adjustment, Container, ContainerState, Mount, Pod, Runtime
 from deviceplugin.plan import render
+from deviceplugin.plan.allocation import Refusal
 from deviceplugin.plan.groups import SET_ASIDE
-from deviceplugin.plan.model import Refusal
 from deviceplugin.plan.view import FOR_ANNOTATED, RESERVED
 from mpsd.config.model import (
     AwayPolicy,

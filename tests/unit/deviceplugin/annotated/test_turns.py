@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.nri.model import Container, ContainerState, Pod
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from mpsd.common.processes import PodProcess
 from mpsd.localapi.snapshot import GpuClient
 from tests.builders import config, uuid

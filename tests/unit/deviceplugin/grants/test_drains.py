@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.grants.drains import Drain, Drains
-from deviceplugin.plan.model import Refusal
+from deviceplugin.plan.allocation import Refusal
 from mpsd.common.errors import ConfigError, GpufracError, TransientError
 from mpsd.gpu.model import Mode
 from tests.builders import config, fixed, resource, uuid

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from deviceplugin.grants.holders.shares import ABSENT_S
+from deviceplugin.plan.allocation import Allocation, Refusal
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation, Refusal
 from mpsd.common.processes import PodProcess
 from mpsd.config.model import MpsConfig
 from mpsd.localapi.snapshot import GpuClient

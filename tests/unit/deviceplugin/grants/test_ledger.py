@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from deviceplugin.grants.ledger import Ledger
-from deviceplugin.plan.model import ANNOTATED, ContainerRef, allocation_key
+from deviceplugin.plan.allocation import ANNOTATED, ContainerRef, allocation_key
 from tests.builders import allocation, uuid
 from tests.world import World
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from deviceplugin.grants.broker import Broker
 from deviceplugin.grants.lists import REST_LONGEST_S, REST_S, Offers
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation
 from tests.builders import uuid
 from tests.world import World
 

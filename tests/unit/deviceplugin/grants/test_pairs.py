@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from deviceplugin.plan.model import Allocation, ContainerAsk, Refusal
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, Refusal
 from deviceplugin.plan.reasons import OfferCode
 from mpsd.config.model import GIB, Domains
 from mpsd.gpu.model import Mode

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.grants.holders.shares import ABSENT_S
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation
 from mpsd.common.processes import PodProcess
 from mpsd.gpu.model import GpuHealth
 from mpsd.localapi.snapshot import GpuClient

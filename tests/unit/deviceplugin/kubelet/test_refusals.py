@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from deviceplugin.kubelet.refusals import AGAIN_S, Refusals
-from deviceplugin.plan.model import Refusal
+from deviceplugin.plan.allocation import Refusal
 from deviceplugin.plan.reasons import OfferCode
 
 FULL = Refusal(OfferCode.ALL_TAKEN, "all shares are taken")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.allocation import Allocation, ContainerRef
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation, ContainerRef
 from mpsd.config.model import GIB
 from tests.builders import allocation, uuid
 

@@ -4,9 +4,9 @@ import pytest
 
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.allocate import plan
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, ContainerRef, Refusal, allocation_key
 from deviceplugin.plan.annotated import plan_container
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, Refusal, allocation_key
 from deviceplugin.plan.reasons import OfferCode
 from mpsd.common.reason import Reason
 from mpsd.config.model import GIB, AnnotationsConfig, Enforcement, GpuSelection, NodeConfig

@@ -3,9 +3,10 @@
 from msgspec import structs
 
 from deviceplugin.plan.accounts import Accounts
+from deviceplugin.plan.allocation import Allocation, ContainerAsk, ContainerRef, Refusal
 from deviceplugin.plan.annotated import plan_container
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation, ContainerAsk, ContainerRef, HardAbility, NodeView, Refusal
+from deviceplugin.plan.model import HardAbility, NodeView
 from mpsd.config.model import GIB, AnnotationsConfig, Enforcement, GpuSelection, ShortfallPolicy
 from mpsd.gpu.model import GpuInfo, Mode
 from mpsd.localapi.snapshot import GpuClient

@@ -8,9 +8,10 @@ from msgspec import structs
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import advertise
 from deviceplugin.plan.allocate import plan
+from deviceplugin.plan.allocation import Allocation, Refusal
 from deviceplugin.plan.enforcement import config_note, not_hard
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation, HardAbility, Refusal
+from deviceplugin.plan.model import HardAbility
 from deviceplugin.status.status import burst
 from mpsd.config.model import GIB, CdiConfig, Delivery, Enforcement, NodeConfig
 from mpsd.gpu.model import Mode

@@ -2,8 +2,8 @@
 
 from msgspec import structs
 
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.faults import FaultDomain, fault_domains, fault_id
-from deviceplugin.plan.model import Allocation
 from mpsd.gpu.model import Mode
 from tests.builders import allocation, uuid
 

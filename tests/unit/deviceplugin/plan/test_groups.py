@@ -7,9 +7,10 @@ from deviceplugin.plan import render
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
+from deviceplugin.plan.allocation import Allocation, Refusal
 from deviceplugin.plan.groups import REGROUPED
 from deviceplugin.plan.ids import MAX_LENGTH, device_id
-from deviceplugin.plan.model import Allocation, GpuView, NodeView, Refusal
+from deviceplugin.plan.model import GpuView, NodeView
 from deviceplugin.plan.preferred import preferred
 from deviceplugin.plan.view import gpu_view, node_view
 from mpsd.config.model import GIB, MAX_ADVERTISED_DEVICES, Enforcement, NodeConfig

@@ -10,8 +10,9 @@ from deviceplugin.plan import render
 from deviceplugin.plan.accounts import Accounts
 from deviceplugin.plan.advertise import Advertisement, advertise
 from deviceplugin.plan.allocate import plan
+from deviceplugin.plan.allocation import Allocation, Refusal
 from deviceplugin.plan.ids import MAX_LENGTH, device_id
-from deviceplugin.plan.model import Allocation, NodeView, Refusal
+from deviceplugin.plan.model import NodeView
 from deviceplugin.plan.preferred import preferred
 from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.plan.sound import flaw

@@ -8,8 +8,9 @@ from msgspec import structs
 
 from deviceplugin.nri.model import Runtime
 from deviceplugin.nri.runtimes import takes_cdi
+from deviceplugin.plan.allocation import Allocation, ContainerRef
 from deviceplugin.plan.enforcement import not_hard
-from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, Allocation, ContainerRef, HardAbility
+from deviceplugin.plan.model import NO_CDI_OF_PLUGINS, HardAbility
 from deviceplugin.plan.start import (
     Way,
     hard_objection,

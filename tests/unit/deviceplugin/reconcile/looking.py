@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from mpsd.common.processes import PodProcess
 from mpsd.localapi.snapshot import GpuClient
 from tests.builders import reported, snapshot, uuid

@@ -4,8 +4,8 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation
 from mpsd.config.model import CdiConfig, Delivery, Enforcement, GpuDevices
 from tests.builders import config, fixed, resource, uuid
 from tests.world import CONFIG, SHARE, World, answer_with

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from deviceplugin.grants.ledger import LedgerError
-from deviceplugin.plan.model import ANNOTATED, Allocation
+from deviceplugin.plan.allocation import ANNOTATED, Allocation
 from deviceplugin.reconcile.firstlook import FirstLook
 from mpsd.common.errors import NotReachableError
 from mpsd.config.model import AnnotationsConfig, Enforcement, GpuSelection

@@ -2,8 +2,8 @@
 
 from deviceplugin.grants.holders.model import Holder, Observation
 from deviceplugin.kubelet.podresources import Containers
+from deviceplugin.plan.allocation import Allocation, Refusal
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation, Refusal
 from deviceplugin.reconcile.foreign import InitHolders, foreign_holders, reservations
 from mpsd.config.model import AnnotationsConfig, Enforcement, GpuSelection
 from tests.builders import uuid

@@ -10,7 +10,7 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
 from deviceplugin.grants import lastknown
 from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.kubelet.servicer import DevicePlugin
-from deviceplugin.plan.model import Allocation, Refusal
+from deviceplugin.plan.allocation import Allocation, Refusal
 from mpsd.config.model import CdiConfig, Delivery, Enforcement
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import namespace_of

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from deviceplugin.grants import lastknown
 from deviceplugin.grants.holders.shares import ABSENT_S
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.reconcile.hardlimits import VERIFIED_S, MarkedCgroup, marked_cgroups
 from deviceplugin.status import metrics
 from deviceplugin.status.model import AllocationStatus

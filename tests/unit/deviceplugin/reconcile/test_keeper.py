@@ -9,8 +9,8 @@ from deviceplugin.grants import lastknown
 from deviceplugin.grants.ledger import Ledger, LedgerError
 from deviceplugin.grants.nodeview import DAEMON_GRACE_S
 from deviceplugin.kubelet.places import KubeletPlaces
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation
 from deviceplugin.plan.reasons import OfferCode
 from deviceplugin.reconcile.keeper import Keeper
 from mpsd.common.reason import Reason

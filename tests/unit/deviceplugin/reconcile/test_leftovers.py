@@ -11,7 +11,7 @@ from cdi.writer import SpecDirectory
 from deviceplugin.grants.ledger import Ledger
 from deviceplugin.kubelet.checkpoint import FILE_NAME
 from deviceplugin.plan import render
-from deviceplugin.plan.model import ANNOTATED, Allocation, ContainerRef, allocation_key
+from deviceplugin.plan.allocation import ANNOTATED, Allocation, ContainerRef, allocation_key
 from deviceplugin.reconcile.leftovers import clear
 from mpsd.localapi.snapshot import Places
 from tests.builders import allocation, uuid

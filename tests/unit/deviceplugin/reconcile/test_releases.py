@@ -7,8 +7,8 @@ import pytest
 from deviceplugin.cli.node import missing_shares
 from deviceplugin.grants.holders.shares import ABSENT_S
 from deviceplugin.grants.ledger import LedgerError
+from deviceplugin.plan.allocation import Allocation, Refusal
 from deviceplugin.plan.ids import device_id
-from deviceplugin.plan.model import Allocation, Refusal
 from mpsd.localapi.snapshot import GpuClient
 from tests.builders import uuid
 from tests.unit.deviceplugin.reconcile.looking import hold_by_checkpoint

@@ -19,7 +19,7 @@ from deviceplugin.grants.nodeview import DAEMON_GRACE_S
 from deviceplugin.kubelet.reasons import KubeletCode
 from deviceplugin.kubernetes.model import KubernetesState
 from deviceplugin.kubernetes.reasons import KubernetesCode
-from deviceplugin.plan.model import ANNOTATED
+from deviceplugin.plan.allocation import ANNOTATED
 from deviceplugin.plan.reasons import OfferCode, StartCode
 from deviceplugin.status.attention import ABANDONED, attention
 from deviceplugin.status.reasons import AttentionCode, ProcessCode

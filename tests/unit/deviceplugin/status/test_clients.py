@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from deviceplugin.plan.model import Allocation
+from deviceplugin.plan.allocation import Allocation
 from deviceplugin.status.clients import clients, targets
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.localapi.snapshot import GpuClient
