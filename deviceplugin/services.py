@@ -25,6 +25,7 @@ from deviceplugin.reconcile.mpsdwatch import MpsdWatch
 from deviceplugin.reconcile.runtimelook import RuntimeLook
 from deviceplugin.reconcile.specguard import SpecGuard
 from deviceplugin.status import needs
+from deviceplugin.status.health import not_ready
 from deviceplugin.status.methods import methods
 from deviceplugin.status.metrics import render as render_metrics
 from deviceplugin.status.metricsserver import MetricsServer
@@ -42,7 +43,9 @@ from mpsd.common.socketfile import SocketFile
 from mpsd.config.model import NodeConfig
 from mpsd.config.reload import Process, merge
 from mpsd.config.watch import ConfigWatcher
-from mpsd.localapi.client import MpsdClient, call
+from mpsd.localapi.call import call
+from mpsd.localapi.client import MpsdClient
+from mpsd.localapi.health import Health, stuck
 from mpsd.localapi.reasons import ConfigCode
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import Snapshot
@@ -124,14 +127,16 @@ class Services:
         self._parts: list[Part] = [
             self._mpsd_watch,
             self._keeper,
-            LocalServer(config.plugin_socket, methods(broker, self.status)),
+            LocalServer(config.plugin_socket, methods(broker, self.status, self.health)),
             DirectoryWatch(places.device_plugins, self._kubelet_hint),
             ConfigWatcher(config_path, self._on_config, self._on_config_error, current=config),
             *([self._endings] if self._endings is not None else []),
             *([self._annotated] if self._annotated is not None else []),
             self._kubernetes,  # ends before they do: schedulers hear of our end before it comes
         ]
-        self._metrics = MetricsServer(config.metrics_address, self._exposition) if config.metrics_address else None
+        probes = {"/healthz": lambda: stuck(self._keeper.pulses), "/readyz": self._not_ready}
+        address = config.metrics_address
+        self._metrics = MetricsServer(address, self._exposition, probes) if address else None
         if self._metrics is not None:
             self._parts.append(self._metrics)
         self._running: list[Part] = []
@@ -159,6 +164,14 @@ class Services:
         """The plugin as it is now; a young allocation is looked up at the kubelet first, so that its pod has a name."""
         self._keeper.name_holders()
         return self._picture()
+
+    def health(self) -> Health:
+        """Whether the keeper's threads go round, and whether a pod could be served now."""
+        return Health(pid=os.getpid(), not_live=stuck(self._keeper.pulses), not_ready=not_ready(self._picture()))
+
+    def _not_ready(self) -> tuple[Reason, ...]:
+        """Where a loop hangs, it may hold what the look at the rest would wait for."""
+        return stuck(self._keeper.pulses) or self.health().not_ready
 
     def _exposition(self) -> str:
         """The metrics. They name no pods: the kubelet is not asked, so that no scraper waits for it, or it for them."""

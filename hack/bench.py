@@ -30,6 +30,7 @@ from mpsd.config.load import parse_config
 from mpsd.localapi.client import MpsdClient
 
 T = TypeVar("T")
+PROBES = 10
 CONFIG = """
 apiVersion: gpufrac.dev/v1
 kind: NodeConfig
@@ -261,6 +262,11 @@ def bench_idle(seconds: float) -> None:
                 f"{name + ' idle CPU, 8 GPUs':46} {share:9.2f} % of a core over {seconds:g} s   (target < 0.5 %)",
                 flush=True,
             )
+        gpufrac = str(Path(sys.executable).parent / "gpufrac")
+        floor = command_s([sys.executable, "-c", "import click, msgspec"], PROBES)
+        for process in ("mpsd", "plugin"):
+            probe = [gpufrac, "status", "--check=live", "--process", process, "--run-root", f"{node.root}/run"]
+            show(f"probe of {process}", command_s(probe, PROBES), floor, "<= 2 x import click, msgspec")
     finally:
         node.close()
 

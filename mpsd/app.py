@@ -113,7 +113,11 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     )
     prober = Prober(backend, supervisor.inventory_changed, on_error=_begin_anew_if_due)
     served = methods(
-        supervisor, Terminator(supervisor), LimitsApi(supervisor), lambda: _clean_up(supervisor, place, config)
+        supervisor,
+        Terminator(supervisor),
+        LimitsApi(supervisor),
+        lambda: _clean_up(supervisor, place, config),
+        [prober.pulse],
     )
     server = LocalServer(config.mpsd_socket, served)
     watcher = ConfigWatcher(

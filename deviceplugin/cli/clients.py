@@ -16,7 +16,8 @@ from deviceplugin.status.reasons import ProcessCode
 from mpsd.common.errors import GpufracError
 from mpsd.common.reason import Reason
 from mpsd.common.socketpath import mpsd_socket, plugin_socket
-from mpsd.localapi.client import MpsdClient, call
+from mpsd.localapi.call import call
+from mpsd.localapi.client import MpsdClient
 
 COLUMNS = ("GPU", "PID", "COMMAND", "KIND", "POD", "ALLOCATION", "MEMORY")
 
@@ -37,7 +38,7 @@ def clients(gpus: tuple[str, ...], config_path: str | None, run_root: str | None
     pods are not known.
     """
     root = run_root_of(config_path, run_root)
-    node = look(config_path, run_root)
+    node = look(root)
     node.need_any()
     found, errors = find_clients(root, node)
     if gpus:

@@ -13,7 +13,7 @@ from deviceplugin.cli.output import Failure, complain, counted, failures, print_
 from deviceplugin.status.model import AllocationStatus, GpuAccount, PluginStatus
 from mpsd.common.errors import NotReachableError
 from mpsd.common.socketpath import plugin_socket
-from mpsd.localapi.client import call
+from mpsd.localapi.call import call
 
 POLL_S = 1.0
 """How often the plugin is asked who is left: an allocation outlives its pod by seconds anyway."""

@@ -101,7 +101,7 @@ def complete_pod(context: click.Context, parameter: click.Parameter, incomplete:
 def _status(context: click.Context) -> "PluginStatus | None":
     from deviceplugin.cli.options import run_root_of
     from deviceplugin.status.model import PluginStatus
-    from mpsd.localapi.client import call
+    from mpsd.localapi.call import call
 
     try:
         root = run_root_of(context.params.get("config_path"), context.params.get("run_root"))

@@ -8,7 +8,7 @@ import click
 from deviceplugin.cli.faults import gpu_faults, numbers
 from deviceplugin.cli.gpuname import GpuName, choose, complete_gpu
 from deviceplugin.cli.node import LOG_LINES, Node, log_lines, look
-from deviceplugin.cli.options import node_options
+from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import age, counted, failures, print_json, print_table, say, size
 from deviceplugin.plan.view import daemon_reason, daemon_state
 from deviceplugin.status.model import GpuAccount
@@ -81,7 +81,7 @@ def gpus(names: tuple[str, ...], config_path: str | None, run_root: str | None, 
     With GPU (an index, a UUID, a unique prefix of one, or a group) everything about it, log lines of its MPS daemon
     included while that is in trouble.
     """
-    node = look(config_path, run_root)
+    node = look(run_root_of(config_path, run_root))
     node.need_any()
     found = gpu_facts(node)
     index = {gpu.uuid: gpu.name.index for gpu in found}

@@ -15,7 +15,9 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
-    "status": Lazy("deviceplugin.cli.node", "status", "The node in one minute: processes, GPUs, what needs attention."),
+    "status": Lazy(
+        "deviceplugin.cli.status", "status", "The node in one minute: processes, GPUs, what needs attention."
+    ),
     "gpus": Lazy("deviceplugin.cli.gpus", "gpus", "GPUs: health, mode, MPS daemon, memory granted and free."),
     "resources": Lazy(
         "deviceplugin.cli.node", "resources", "Resources: registered, listed, what can still be had, and why not."

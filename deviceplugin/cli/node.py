@@ -1,13 +1,11 @@
-"""`gpufrac status|resources|allocations|daemons`: what is on the node, read from both processes' sockets."""
+"""`gpufrac resources|allocations|daemons`: what is on the node, read from both processes' sockets."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import click
 
-from deviceplugin.annotated.status import AnnotatedStatus
-from deviceplugin.cli.faults import DAEMON_OF_SEVERAL, domain_lines, hit_text
+from deviceplugin.cli.faults import DAEMON_OF_SEVERAL, hit_text
 from deviceplugin.cli.options import node_options, run_root_of
 from deviceplugin.cli.output import (
     EXIT_UNREACHABLE,
@@ -16,22 +14,19 @@ from deviceplugin.cli.output import (
     complain,
     counted,
     failures,
-    gib,
     print_json,
     print_table,
     say,
-    shortened,
     size,
-    some,
 )
 from deviceplugin.plan.view import daemon_reason, daemon_state
-from deviceplugin.selftest import record
-from deviceplugin.status.attention import attention
 from deviceplugin.status.model import PluginStatus, ResourceStatus
-from deviceplugin.status.reasons import AttentionCode, ProcessCode
+from deviceplugin.status.reasons import ProcessCode
 from mpsd.common.errors import GpufracError, NotReachableError
-from mpsd.common.reason import Reason, code_of, message_of
+from mpsd.common.reason import Reason, message_of
 from mpsd.common.socketpath import mpsd_socket, plugin_socket
+from mpsd.localapi.call import TIMEOUT_S, call
+from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
 from mpsd.shares.groups import is_set_name
 
@@ -73,34 +68,28 @@ class Node:
             complain(message_of(error))
 
 
-def look(config_path: str | None, run_root: str | None) -> Node:
-    """Asks both processes once."""
-    from mpsd.localapi.client import MpsdClient, call
+def look(
+    root: str, processes: Collection[str] = ("mpsd", "plugin"), timeout_s: Callable[[], float] = lambda: TIMEOUT_S
+) -> Node:
+    """Asks the processes once each; of one that is not asked there is nothing, and no error.
 
-    root = run_root_of(config_path, run_root)
+    Args:
+        root: the directory of the sockets.
+        timeout_s: how long the next may take to answer.
+    """
     snapshot = plugin = None
     mpsd_error = plugin_error = None
-    try:
-        snapshot = MpsdClient(mpsd_socket(root)).snapshot()
-    except GpufracError as error:
-        mpsd_error = _unread("mpsd", root, error)
-    try:
-        plugin = call(plugin_socket(root), "status", {}, PluginStatus)
-    except GpufracError as error:
-        plugin_error = _unread("plugin", root, error)
+    if "mpsd" in processes:
+        try:
+            snapshot = MpsdClient(mpsd_socket(root), timeout_s()).snapshot()
+        except GpufracError as error:
+            mpsd_error = _unread("mpsd", root, error)
+    if "plugin" in processes:
+        try:
+            plugin = call(plugin_socket(root), "status", {}, PluginStatus, timeout_s())
+        except GpufracError as error:
+            plugin_error = _unread("plugin", root, error)
     return Node(snapshot, mpsd_error, plugin, plugin_error)
-
-
-def _tested(node: Node, driver: str | None) -> tuple[record.Record | None, Reason | None]:
-    """The last self-test, and what must be known of it."""
-    if node.plugin is None or not node.plugin.state_root:
-        return None, None
-    try:
-        tested = record.load(node.plugin.state_root)
-    except GpufracError as error:
-        return None, Reason(AttentionCode.SELF_TEST_NOT_READ, str(error))
-    alarm = record.alarm(tested, driver)
-    return tested, Reason(AttentionCode.SELF_TEST_FAILED, alarm) if alarm else None
 
 
 def _unread(name: str, root: str, error: GpufracError) -> Reason:
@@ -109,97 +98,6 @@ def _unread(name: str, root: str, error: GpufracError) -> Reason:
         return Reason(ProcessCode.NOT_REACHABLE, str(error))
     text = f"cannot use the answer of gpufrac {name} on {root}/{name}.sock: {error}; is it of this command's version?"
     return Reason(ProcessCode.NOT_UNDERSTOOD, text)
-
-
-@click.command(epilog="Example: gpufrac status")
-@node_options
-@failures
-def status(config_path: str | None, run_root: str | None, output: str) -> None:
-    """The node in one minute: processes, GPUs, resources, and everything that needs attention.
-
-    While one process answers, what it knows is shown and the other is said to be down; exit code 3 when neither does.
-    """
-    node = look(config_path, run_root)
-    node.need_any()
-    driver = node.mpsd.driver_version if node.mpsd else None
-    tested, failed = _tested(node, driver)
-    lines = attention(node.mpsd, node.plugin, (node.mpsd_error, node.plugin_error, failed))
-    if output == "json":
-        print_json(
-            {
-                "mpsd": {"up": node.mpsd is not None, **_two_fields(node.mpsd_error), "snapshot": node.mpsd},
-                "plugin": {"up": node.plugin is not None, **_two_fields(node.plugin_error), "status": node.plugin},
-                "selftest": record.document(tested) if tested else None,
-                "attention": [line.message for line in lines],
-                "attentionCodes": [line.code for line in lines],
-            }
-        )
-        return
-    for name, value in overview(node):
-        say(f"{name + ':':13} {value}")
-    if node.plugin:
-        unknown = message_of(failed) if tested is None else ""
-        say(f"{'selftest:':13} {unknown or record.line(tested, driver, version('gpufrac'))}")
-    say()
-    if lines:
-        say(f"Needs attention ({len(lines)}):")
-        for reason in lines:
-            say(f"  ! {shortened(reason.message)}")
-    else:
-        say("Nothing needs attention.")
-    for line in (*eviction_lines(node.mpsd), *log_lines(node.mpsd)):
-        say(line)
-
-
-def _two_fields(error: Reason | None) -> dict[str, str]:
-    return {"error": message_of(error), "errorCode": code_of(error)}
-
-
-def overview(node: Node) -> list[tuple[str, str]]:
-    """The first lines of status (pure)."""
-    snapshot, plugin = node.mpsd, node.plugin
-    lines = [("mpsd", _up(snapshot.started_unix_s) if snapshot else "DOWN"), ("plugin", "DOWN")]
-    if snapshot:
-        daemons = daemons_of(snapshot)
-        ready = sum(1 for daemon, _ in daemons if daemon_state(daemon) == "ready")
-        protocols = sorted({f"v{daemon.protocol}" for daemon, _ in daemons})
-        well = sum(1 for gpu in snapshot.gpus if gpu.health == "ok")
-        drained = sum(1 for gpu in plugin.gpus if gpu.drained) if plugin else 0
-        excluded = sum(1 for gpu in snapshot.gpus if gpu.excluded)
-        counts = ((drained, "drained"), (excluded, "excluded by the config"))
-        aside = [f"{count} {what}" for count, what in counts if count]
-        lines += [
-            ("driver", f"{snapshot.driver_version or 'unknown'} ({snapshot.backend})"),
-            ("GPUs", ", ".join([f"{len(snapshot.gpus)}, {well} ok", *aside])),
-            ("MPS daemons", f"{ready} ready of {len(daemons)}{f', MPS {some(protocols)}' if protocols else ''}"),
-        ]
-    if plugin:
-        lines[1] = ("plugin", f"{_up(plugin.started_unix_s)}, pid {plugin.pid}")
-        registered = sum(1 for resource in plugin.resources if resource.registration == "registered")
-        usable = sum(max(0, gpu.usable_bytes) for gpu in plugin.gpus if gpu.shared or gpu.granted_bytes)
-        granted = sum(gpu.granted_bytes for gpu in plugin.gpus)
-        lines += [
-            ("resources", f"{len(plugin.resources)}, {registered} registered at the kubelet"),
-            ("allocations", f"{len(plugin.allocations)}, {gib(granted)} of {gib(usable)}Gi usable granted"),
-            ("GPU devices", plugin.gpu_devices),
-            ("hard limits", plugin.hard_limits),
-        ]
-        if plugin.annotated is not None:
-            lines.append(("annotations", annotated_line(plugin.annotated)))
-        lines += domain_lines(plugin)
-        over = [gpu for gpu in plugin.gpus if gpu.limit_bytes > gpu.usable_bytes]
-        if over:
-            sums = (f"{size(gpu.limit_bytes)} of {size(gpu.usable_bytes)} on GPU {gpu.index}" for gpu in over)
-            lines.append(("burst", f"limits add up to {', '.join(sums)}"))
-    return lines
-
-
-def annotated_line(annotated: AnnotatedStatus) -> str:
-    """Annotated pods in one line (pure)."""
-    at = f"at {annotated.runtime}" if annotated.runtime else "at no container runtime"
-    ready = {"True": "ready", "False": "NOT ready"}.get(annotated.readiness, annotated.readiness)
-    alone = f"; unguarded while gpufrac is away: {annotated.unguarded}" if annotated.unguarded else ""
-    return f"{ready}, {at}, device lists believed: {annotated.trust}{alone}"
 
 
 def daemons_of(snapshot: Snapshot) -> list[tuple[DaemonStatus, tuple[GpuStatus, ...]]]:
@@ -242,7 +140,7 @@ def resources(config_path: str | None, run_root: str | None, output: str) -> Non
     LISTED is what the kubelet knows, HELD what containers have, FREE what can still be had: of units, as many as one
     container can get now.
     """
-    node = look(config_path, run_root)
+    node = look(run_root_of(config_path, run_root))
     plugin = node.need_plugin()
     if output == "json":
         print_json(plugin.resources)
@@ -297,7 +195,7 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
     HIT TOGETHER is how many containers a fault of any of them ends, and on which GPUs; in time-slicing nobody else is
     hit.
     """
-    node = look(config_path, run_root)
+    node = look(run_root_of(config_path, run_root))
     plugin = node.need_plugin()
     if output == "json":
         print_json(plugin.allocations)
@@ -351,7 +249,7 @@ def allocations(config_path: str | None, run_root: str | None, output: str) -> N
 @failures
 def daemons(config_path: str | None, run_root: str | None, output: str) -> None:
     """MPS control daemons: the GPUs of each, state and reason, default limit as read back, restarts, clients."""
-    node = look(config_path, run_root)
+    node = look(run_root_of(config_path, run_root))
     snapshot = node.need_mpsd()
     if output == "json":
         print_json(
@@ -388,7 +286,3 @@ def daemons(config_path: str | None, run_root: str | None, output: str) -> None:
         for line in (*((DAEMON_OF_SEVERAL,) if several else ()), *eviction_lines(snapshot), *log_lines(snapshot)):
             say(line)
     node.note_down()
-
-
-def _up(started_unix_s: float) -> str:
-    return f"up {age(started_unix_s)}" if started_unix_s else "up"

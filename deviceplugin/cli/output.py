@@ -12,7 +12,7 @@ import msgspec
 
 from mpsd.common.errors import ConfigError, GpufracError, NotReachableError
 from mpsd.common.quantity import format_bytes
-from mpsd.common.text import plain, plain_lines
+from mpsd.common.text import one_line, plain_lines
 from mpsd.config.model import GIB
 from mpsd.gpu.model import MIB
 
@@ -117,7 +117,7 @@ def cell(value: object) -> str:
     """A value as one table cell, and one line; nothing is `-`."""
     if value is None or value == "":
         return "-"
-    return plain(" ".join(str(value).split()))
+    return one_line(str(value))
 
 
 def size(value_bytes: int | None) -> str:

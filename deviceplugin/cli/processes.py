@@ -63,7 +63,8 @@ def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: 
     Stop the plugin first, and delete the pods that hold shares. Nothing starts again until mpsd is restarted. Exit code
     1 names what could not be undone, and what is still there.
     """
-    from mpsd.localapi.client import MpsdClient, call
+    from mpsd.localapi.call import call
+    from mpsd.localapi.client import MpsdClient
     from mpsd.localapi.snapshot import CleanedUp
 
     root = run_root_of(config_path, run_root)
@@ -127,7 +128,8 @@ def replace(
     Exit code 1 when it can't be replaced as it is now.
     """
     from deviceplugin.plan.view import domain_text
-    from mpsd.localapi.client import MpsdClient, call
+    from mpsd.localapi.call import call
+    from mpsd.localapi.client import MpsdClient
 
     if reason is not None and not (reason.strip() and reason.isprintable() and len(reason) <= MAX_REASON):
         raise ConfigError(f"cannot take this reason: use 1 to {MAX_REASON} printable characters on one line")
@@ -168,7 +170,8 @@ def confirm_indices(config_path: str | None, run_root: str | None, output: str, 
     before until this is confirmed, or until it names GPUs by UUID.
     """
     from mpsd.config.numbering import moved
-    from mpsd.localapi.client import MpsdClient, call
+    from mpsd.localapi.call import call
+    from mpsd.localapi.client import MpsdClient
 
     socket = mpsd_socket(run_root_of(config_path, run_root))
     gpus = MpsdClient(socket).snapshot().gpus
@@ -195,7 +198,7 @@ def _clients(users: Mapping[int, str]) -> str:
 
 def _answers(socket: str) -> bool:
     """Whether a process serves it."""
-    from mpsd.localapi.client import call
+    from mpsd.localapi.call import call
 
     try:
         call(socket, "allocations", {}, object)

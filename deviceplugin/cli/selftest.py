@@ -54,7 +54,7 @@ def selftest(
     Exit code 1 when a limit does not hold, and when nothing could be proven.
     """
     root = run_root_of(config_path, run_root)
-    node = look(config_path, run_root)
+    node = look(root)
     snapshot, plugin = node.need_mpsd(), node.need_plugin()
     claimed = plan.claims(plugin.resources)
     if not claimed:

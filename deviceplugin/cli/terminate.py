@@ -17,7 +17,7 @@ from deviceplugin.status.model import PluginStatus
 from mpsd.common.errors import ConfigError, GpufracError, NotReachableError
 from mpsd.common.reason import Reason, reasons_of
 from mpsd.common.socketpath import mpsd_socket, plugin_socket
-from mpsd.localapi.client import call
+from mpsd.localapi.call import call
 from mpsd.localapi.snapshot import Outcome, Termination
 from mpsd.localapi.wire import MAX_BLOCK_S
 
@@ -74,7 +74,7 @@ def terminate(
         raise click.UsageError("--force needs --kill")
     meant = readings(target, namespace)
     root = run_root_of(config_path, run_root)
-    node = look(config_path, run_root)
+    node = look(root)
     index = {gpu.info.uuid: gpu.info.index for gpu in node.need_mpsd().gpus}
     plugin = node.need_plugin()
     found = find_clients(root, node)[0]

@@ -27,6 +27,7 @@ from deviceplugin.reconcile.report import Report
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.processes import PodProcess
+from mpsd.common.pulse import Pulse
 from mpsd.common.reason import Reason
 from mpsd.common.threads import GuardedThread, Mishaps
 from mpsd.localapi.reasons import ClientsCode
@@ -42,6 +43,11 @@ SETTLE_S = 1.0
 CLIENTS_S = 10.0
 PRESSED_CLIENTS_S = 2.0
 """How long mpsd may take to look up GPU processes; the shorter one while an Allocate waits for it."""
+
+
+ATTACH_MOST_S, OBSERVE_MOST_S = 60.0, 180.0
+"""More than a round of each thread and the pause behind it last, also where mpsd, kubelet and runtime all hang: every
+call of theirs has a deadline."""
 
 
 class Mpsd(Protocol):
@@ -102,9 +108,10 @@ class Keeper:
             blind=blind,
             monotonic=monotonic,
         )
+        self._attaching, self._observing = Pulse("attacher", ATTACH_MOST_S), Pulse("observer", OBSERVE_MOST_S)
         self._threads = [
-            GuardedThread(self._attach_loop, "attacher"),
-            GuardedThread(self._observe_loop, "observer"),
+            GuardedThread(self._attach_loop, self._attaching.name),
+            GuardedThread(self._observe_loop, self._observing.name),
         ]
 
     def start(self) -> None:
@@ -138,6 +145,11 @@ class Keeper:
             limits=self._limits.report,
             limit_drifts=self._limits.drifts,
         )
+
+    @property
+    def pulses(self) -> tuple[Pulse, ...]:
+        """Of both threads: whether they go round."""
+        return self._attaching, self._observing
 
     # --- hints -------------------------------------------------------------------------------------------------------
 
@@ -198,6 +210,7 @@ class Keeper:
         mishaps = Mishaps("attacher", "the attacher failed and goes on", log)
         wait_s = 0.0
         while not self._stop.is_set():
+            self._attaching.beat()
             granted = self._broker.wait_dirty(wait_s)
             if self._stop.is_set():
                 return
@@ -223,6 +236,7 @@ class Keeper:
     def _observe_loop(self) -> None:
         mishaps = Mishaps("observer", "the observer failed and goes on", log)
         while not self._stop.is_set():
+            self._observing.beat()
             try:
                 if self.observe():
                     self.collect()

@@ -1,6 +1,6 @@
 """What an operator should look at, from what both processes say (pure). One cause is one line, however many it hits."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from deviceplugin.annotated.status import AnnotatedStatus
 from deviceplugin.grants.clients import is_foreign, pids_text
@@ -134,16 +134,24 @@ def _of_its_place(plugin: PluginStatus, *, mpsd_told: bool) -> list[Reason]:
     return found + list(reasons_of(plugin.problems, plugin.problem_codes))
 
 
-def _of_resources(resources: Iterable[ResourceStatus]) -> list[Reason]:
-    unregistered, closed = [], []
+def unregistered(resources: Iterable[ResourceStatus]) -> list[Reason]:
+    """What the kubelet does not know."""
+    found = []
     for resource in resources:
         if resource.registration != "registered":
             why = reason_of(resource.registration_error, resource.registration_error_code)
             why = why or Reason(KubeletCode.NOT_REGISTERED, resource.registration)
-            unregistered.append((resource.name, why.reworded(f"is not registered: {why}")))
-        if resource.listed == 0 and resource.why is not None:  # closed as a whole; that GPUs are full is no trouble
-            closed.append((resource.name, resource.why.reworded(f"offers nothing: {resource.reason}")))
-    return _together(unregistered, " ") + _together(closed, " ")
+            found.append((resource.name, why.reworded(f"is not registered: {why}")))
+    return _together(found, " ")
+
+
+def _of_resources(resources: Sequence[ResourceStatus]) -> list[Reason]:
+    closed = [
+        (resource.name, resource.why.reworded(f"offers nothing: {resource.reason}"))
+        for resource in resources
+        if resource.listed == 0 and resource.why is not None  # closed as a whole; that GPUs are full is no trouble
+    ]
+    return unregistered(resources) + _together(closed, " ")
 
 
 def _of_allocations(plugin: PluginStatus) -> list[Reason]:

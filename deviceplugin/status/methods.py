@@ -9,16 +9,18 @@ from deviceplugin.grants.drains import Drain
 from deviceplugin.status.clients import clients, targets
 from deviceplugin.status.model import PluginStatus
 from mpsd.common.log import get_logger
+from mpsd.localapi.health import Health
 from mpsd.localapi.methods import Method, operating, reading, shaped
 
 log = get_logger("plugin")
 
 
-def methods(broker: Broker, status: Callable[[], PluginStatus]) -> dict[str, Method]:
+def methods(broker: Broker, status: Callable[[], PluginStatus], health: Callable[[], Health]) -> dict[str, Method]:
     """The table.
 
     Args:
         status: the plugin as it is now.
+        health: whether it lives and can serve.
     """
 
     def show_clients(params: Mapping[str, object]) -> object:
@@ -44,6 +46,7 @@ def methods(broker: Broker, status: Callable[[], PluginStatus]) -> dict[str, Met
     return reading(
         {
             "status": lambda _: status(),
+            "health": lambda _: health(),
             "allocations": lambda _: status().allocations,
             "clients": show_clients,
             "targets": show_targets,

@@ -1,4 +1,4 @@
-"""Serves the metrics over HTTP: one thread, few connections, a deadline for each exchange as a whole.
+"""Serves metrics and probes over HTTP: one thread, few connections, a deadline for each exchange as a whole.
 
 Anybody on the node may connect, so nothing here is shared with the kubelet's calls or the local API: no pool, no lock
 that waits, and a number of descriptors that is fixed. When all places are taken, the connection that has been there
@@ -11,13 +11,15 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
 from deviceplugin.status.reasons import MetricsCode
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import Backoff
 from mpsd.common.reason import Reason
+from mpsd.common.text import one_line
 from mpsd.common.threads import GuardedThread
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,26 +36,33 @@ ACCEPT_PAUSE_S: Final = 0.2
 log = get_logger("plugin")
 
 
+Probe = Callable[[], Iterable[Reason]]
+"""Why something is not well; none where it is."""
+
+
 class MetricsServer:
-    """Serves `/metrics` at an address until closed. One that can't be had is tried again and again.
+    """Serves `/metrics` and probes at an address until closed. One that can't be had is tried again and again.
+
+    A probe is answered with 200, or with 503 and a line for each reason.
 
     Args:
         address: `host:port`, `[IPv6]:port` or `name:port`.
-        render: the exposition; called at most every FRESH_S.
+        render: the exposition; called at most every FRESH_S, as each of the probes is.
+        probes: by path, such as `/healthz`.
     """
 
-    def __init__(self, address: str, render: Callable[[], str]) -> None:
+    def __init__(self, address: str, render: Callable[[], str], probes: Mapping[str, Probe] | None = None) -> None:
         host, _, port = address.rpartition(":")
         self.address = address
         self._host, self._port = host.strip("[]"), int(port)
-        self._render = render
+        self._pages = {b"/metrics": _Page(lambda: ("200 OK", render()), CONTENT_TYPE)} | {
+            path.encode(): _Page(partial(_probed, probe), "text/plain") for path, probe in (probes or {}).items()
+        }
         self._problem: Reason | None = None
         self._stop = threading.Event()
         self._wake: socket.socket
         self._woken: socket.socket
         self._thread = GuardedThread(self._run, "metrics")
-        self._body, self._rendered_s = b"", float("-inf")
-        self._render_failed = False
         self.port = 0
         """The one bound, where the address says 0."""
 
@@ -151,24 +160,40 @@ class MetricsServer:
         method, target = words[0], words[1].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):
             return _response("405 Method Not Allowed", b"only GET\n", more="Allow: GET, HEAD\r\n")
-        if target != b"/metrics":
-            return _response("404 Not Found", b"see /metrics\n", head_only=method == b"HEAD")
-        try:
-            body = self._fresh()
-        except Exception:
-            if not self._render_failed:
-                self._render_failed = True
-                log.exception("metrics can't be rendered")
-            return _response("500 Internal Server Error", b"metrics can't be rendered, see the log\n")
-        self._render_failed = False
-        return _response("200 OK", body, kind=CONTENT_TYPE, head_only=method == b"HEAD")
+        page, head_only = self._pages.get(target), method == b"HEAD"
+        if page is None:
+            known = b", ".join(sorted(self._pages))
+            return _response("404 Not Found", b"see " + known + b"\n", head_only=head_only)
+        status, body = page.fresh()
+        return _response(status, body, kind=page.kind, head_only=head_only)
 
-    def _fresh(self) -> bytes:
+
+class _Page:
+    """What is served at one path: status and text, at most FRESH_S old."""
+
+    def __init__(self, render: Callable[[], tuple[str, str]], kind: str) -> None:
+        self._render, self.kind = render, kind
+        self._answer, self._rendered_s = ("", b""), float("-inf")
+        self._failed = False
+
+    def fresh(self) -> tuple[str, bytes]:
         now_s = time.monotonic()
-        if now_s - self._rendered_s >= FRESH_S:
-            self._body = self._render().encode()
-            self._rendered_s = now_s
-        return self._body
+        if now_s - self._rendered_s < FRESH_S:
+            return self._answer
+        try:
+            status, text = self._render()
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                log.exception("a page can't be rendered", kind=self.kind)
+            return "500 Internal Server Error", b"it can't be rendered, see the log\n"
+        self._answer, self._rendered_s, self._failed = (status, text.encode()), now_s, False
+        return self._answer
+
+
+def _probed(probe: Probe) -> tuple[str, str]:
+    lines = [f"{reason.code}: {one_line(reason.message)}" for reason in probe()]
+    return ("503 Service Unavailable", "\n".join(lines) + "\n") if lines else ("200 OK", "ok\n")
 
 
 class _Peer:

@@ -17,5 +17,10 @@ def plain_lines(text: str) -> str:
     return "\n".join(plain(line) for line in text.split("\n"))
 
 
+def one_line(text: str) -> str:
+    """The words of a text of any length and form, a blank apart, escaped as `plain` does."""
+    return plain(" ".join(text.split()))
+
+
 def _escape(char: str) -> str:
     return json.dumps(char)[1:-1] if ord(char) not in range(0x7F, 0xA0) else f"\\u{ord(char):04x}"

@@ -15,6 +15,7 @@ from typing import Any, Final
 from mpsd.common.errors import GpufracError, TransientError
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import Backoff
+from mpsd.common.pulse import Pulse
 from mpsd.common.reason import Reason, joined
 from mpsd.common.threads import GuardedThread, Mishaps
 from mpsd.gpu import health, recovery, xid
@@ -37,6 +38,8 @@ _NO_GPU: Final = Reason(InventoryCode.NO_GPU, "cannot find a GPU: the driver lis
 _VANISHED_LISTINGS: Final = 2
 """So many lists in a row without a GPU, and no answer of it since the first, make it lost."""
 _JOIN_S: Final = 2.0
+_ROUND_S: Final = 120.0
+"""More than a round and its pause last: every wait in them has a deadline, the longest pause is that of BACKOFF_S."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,9 @@ class Prober:
         self._backoff = Backoff(*BACKOFF_S)
         self._open_at_s = 0.0
         self._kicked = False
-        self._loop = GuardedThread(self._run, "gpu-prober")
+        self.pulse = Pulse("gpu-prober", _ROUND_S)
+        """Whether its loop goes round; calls of the driver that hang don't stop it."""
+        self._loop = GuardedThread(self._run, self.pulse.name)
         self._xids = XidWatch(backend, self._opened, self._stopping, BACKOFF_S, self._inbox.put, self.kick)
 
     @property
@@ -148,6 +153,7 @@ class Prober:
     def _run(self) -> None:
         mishaps = Mishaps("gpu-prober", "probing failed, trying again", log)
         while not self._stopping.is_set():
+            self.pulse.beat()
             try:
                 self._round()
                 self._pump(self._clock() + self._pause_s(), until=lambda: self._kicked)

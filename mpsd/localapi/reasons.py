@@ -118,6 +118,22 @@ class DaemonCode(Code):
     PROTOCOL_KNOWN = ("ProtocolKnown", "The MPS protocol to speak is known now.", "Nothing.")
 
 
+class HealthCode(Code):
+    """Why a process does not live, or can't serve, where nothing else has a code for it."""
+
+    LOOP_STUCK = (
+        "LoopStuck",
+        "A loop of the process does not go round any more: the process hangs.",
+        "Restart it; its log has what it did last. Daemons and running containers stay.",
+    )
+    STARTING = ("Starting", "The process has just started.", "Wait some seconds.")
+    GPU_NOT_SERVED = (
+        "GpuNotServed",
+        "No GPU can be shared now: each one, or its MPS daemon, is in trouble or not up yet.",
+        "Wait some seconds. If it stays: `gpufrac gpus` and `gpufrac daemons` show why.",
+    )
+
+
 class ServerHoldCode(Code):
     """Why a GPU in EXCLUSIVE_PROCESS mode is not closed to whoever skips MPS."""
 

@@ -1,7 +1,9 @@
 """The supervisor's thread and its inbox: whoever holds state changes it in a turn of this loop, and nowhere else."""
 
 import queue
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from mpsd.common.errors import GpufracError, TransientError
@@ -27,6 +29,8 @@ class Loop:
         self._turn, self._pause_s, self._finished = turn, pause_s, finished
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._thread = GuardedThread(self._run, "supervisor")
+        self._awaited: list[threading.Event] = []
+        """Of the thread: set when the next turn has come to its end."""
 
     def start(self) -> None:
         self._thread.start()
@@ -60,6 +64,13 @@ class Loop:
             raise found
         return found
 
+    def turns(self, timeout_s: float) -> bool:
+        """Makes it turn, and tells whether that turn has come to its end in time: one that raises has not. For another
+        thread, which waits."""
+        turned = threading.Event()
+        self.post(partial(self._awaited.append, turned))
+        return turned.wait(timeout_s)
+
     def _run(self) -> None:
         mishaps = Mishaps("supervisor", "the supervisor failed on a message and goes on", log)
         while not self._finished():
@@ -69,6 +80,8 @@ class Loop:
                     message()
                 self._turn()
                 mishaps.none()
+                while self._awaited:
+                    self._awaited.pop().set()
             except Exception as error:  # noqa: BLE001 - it is logged
                 mishaps.note(error)
 

@@ -4,17 +4,19 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from mpsd.common import threads
 from mpsd.common.errors import ProtocolError
+from mpsd.common.pulse import Pulse
 from mpsd.limits.api import LimitsApi
 from mpsd.localapi.methods import Method, operating, reading, shaped
 from mpsd.localapi.snapshot import CleanedUp, Desired, GpuClients, LimitQuery, LimitReading, Snapshot
 from mpsd.localapi.wire import MAX_BLOCK_S
+from mpsd.supervision.health import health
 from mpsd.supervision.supervisor import Supervisor
 from mpsd.supervision.terminate import Terminator
 
@@ -74,9 +76,17 @@ class _Terminate(msgspec.Struct, frozen=True):
 
 
 def methods(
-    supervisor: Supervisor, terminator: Terminator, limits_api: LimitsApi, clean_up: Callable[[], CleanedUp]
+    supervisor: Supervisor,
+    terminator: Terminator,
+    limits_api: LimitsApi,
+    clean_up: Callable[[], CleanedUp],
+    pulses: Sequence[Pulse] = (),
 ) -> dict[str, Method]:
-    """The methods of mpsd's local API. Params of the wrong shape raise ProtocolError."""
+    """The methods of mpsd's local API. Params of the wrong shape raise ProtocolError.
+
+    Args:
+        pulses: of the loops beside the supervisor's.
+    """
 
     def watch(params: dict[str, Any]) -> Snapshot:
         asked = shaped(params, _Watch)
@@ -126,6 +136,7 @@ def methods(
             "clients": clients,
             "limits": limits,
             "status": lambda _: _status(supervisor),
+            "health": lambda _: health(supervisor, pulses),
         }
     ) | operating(
         {

@@ -26,7 +26,7 @@ from mpsd.daemon.lifecycle import Jitter, Policy
 from mpsd.daemon.logs.parse import LogEvent
 from mpsd.daemon.state import StateFile
 from mpsd.gpu.backend import GpuBackend
-from mpsd.gpu.model import Inventory
+from mpsd.gpu.model import Inventory, Mode
 from mpsd.limits.api import Job
 from mpsd.limits.hardlimits import HardLimitsKeeper
 from mpsd.localapi.reasons import ClientsCode, LimitReadingCode
@@ -157,6 +157,16 @@ class Supervisor:
     def soft_limit_seen(self) -> None:
         """A container has guaranteed memory by its cgroup."""
         self._post(self._hard_limits.soft_limit_seen)
+
+    def turns(self, timeout_s: float) -> bool:
+        """Whether its loop goes round: it is made to, and waited for."""
+        return self._loop.turns(timeout_s)
+
+    @property
+    def serves_by_mps(self) -> bool:
+        """Whether something that the config offers needs an MPS daemon."""
+        config = self._node.config
+        return config.annotations is not None or any(r.mode is Mode.SM_SHARING for r in config.resources)
 
     @property
     def simulated(self) -> bool:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mpsd.common import processes
-from mpsd.localapi.client import MpsdClient, call
+from mpsd.localapi.call import call
+from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.snapshot import Desired, GpuStatus, Snapshot
 from mpsd.sim.driver import SimulatedDriver
 from mpsd.sim.mps.faults import clear_fault, set_fault

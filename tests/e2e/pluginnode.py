@@ -21,7 +21,7 @@ from deviceplugin.sim.objects.pods import ContainerSpec, PodSpec, Role
 from deviceplugin.sim.runtime.nri import NriRuntime
 from deviceplugin.status.model import PluginStatus
 from mpsd.common.errors import GpufracError
-from mpsd.localapi.client import call
+from mpsd.localapi.call import call
 from mpsd.sim.model import gpu_uuid
 from tests.e2e.mpsdnode import ROOT, MpsdNode, end
 from tests.waiting import WAIT_S

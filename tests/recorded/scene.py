@@ -13,7 +13,7 @@ from deviceplugin.sim.node.node import SimulatedNode
 from deviceplugin.sim.objects.manifests import LoadedPod, load_manifests
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
-from mpsd.localapi.client import call
+from mpsd.localapi.call import call
 from mpsd.sim.cuda.program import cuda_command
 from tests.lines import next_line
 from tests.waiting import WAIT_S, until

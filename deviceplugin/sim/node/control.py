@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from mpsd.common.errors import ConfigError, NotReachableError
-from mpsd.localapi.client import call
+from mpsd.localapi.call import call
 
 if TYPE_CHECKING:  # whoever only asks a node needs nothing of what it is made of
     from deviceplugin.sim.node.node import SimulatedNode

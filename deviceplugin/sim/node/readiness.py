@@ -7,7 +7,8 @@ from deviceplugin.sim.kubelet.devicemanager import NodeResource
 from deviceplugin.sim.kubelet.kubelet import StubKubelet
 from mpsd.common.errors import GpufracError
 from mpsd.config.model import NodeConfig
-from mpsd.localapi.client import MpsdClient, call
+from mpsd.localapi.call import call
+from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.snapshot import DaemonState, Snapshot
 
 ANSWER_S = 60.0

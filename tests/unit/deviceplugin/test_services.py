@@ -1,5 +1,8 @@
 """What runs beside the kubelet's servicer starts in order, ends in the reverse order, and leaves nothing behind."""
 
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.kubelet.watch import DirectoryWatch
 from deviceplugin.kubernetes.frontend import KubernetesApi
+from deviceplugin.plan.reasons import OfferCode
+from deviceplugin.reconcile.attacher import Attacher
 from deviceplugin.reconcile.gpudevices import Choice, DeviceChooser
 from deviceplugin.reconcile.keeper import Keeper
 from deviceplugin.reconcile.mpsdwatch import MpsdWatch
@@ -22,8 +27,11 @@ from deviceplugin.status.metricsserver import MetricsServer
 from mpsd.common.errors import GpufracError
 from mpsd.config.load import load_config
 from mpsd.config.watch import ConfigWatcher
-from mpsd.localapi.client import call
+from mpsd.localapi.call import call
+from mpsd.localapi.health import Health
+from mpsd.localapi.reasons import HealthCode
 from mpsd.localapi.server import LocalServer
+from tests.waiting import WAIT_S, until
 
 CONFIG = """
 apiVersion: gpufrac.dev/v1
@@ -98,6 +106,54 @@ def test_parts_start_in_order_and_end_in_the_reverse_order(node: Node) -> None:
     with pytest.raises(GpufracError):
         call(node.socket, "status", {}, dict)
     node.said.clear()
+
+
+def test_health_is_told_over_the_socket_and_over_http(node: Node) -> None:
+    """The keeper's threads go round, and what is away keeps it from serving."""
+    node.services.start()
+    health = call(node.socket, "health", {}, Health)
+    assert not health.not_live
+    assert OfferCode.MPSD_AWAY in {why.code for why in health.not_ready}
+    server = node.services._metrics
+    assert server is not None
+    until(lambda: server.port)
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/healthz") as answer:
+        assert answer.read() == b"ok\n"
+    with pytest.raises(urllib.error.HTTPError) as unready:
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/readyz")
+    with unready.value as answer:
+        assert answer.code == 503
+        assert b"MpsdAway: " in answer.read()
+
+
+def test_a_keeper_that_hangs_is_not_live(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, inside = threading.Event(), threading.Event()
+
+    def hang(_: object) -> float:
+        inside.set()
+        assert gate.wait(WAIT_S)
+        return 0.01
+
+    monkeypatch.setattr(Attacher, "round", hang)
+    node.services.start()
+    assert inside.wait(WAIT_S)
+    attaching, _ = node.services._keeper.pulses
+    attaching.most_s = 0.01
+    stuck = until(lambda: call(node.socket, "health", {}, Health).not_live)
+    attaching.most_s = WAIT_S
+    assert [why.code for why in stuck] == [HealthCode.LOOP_STUCK]
+    assert "`attacher`" in stuck[0].message
+    before_s = attaching._beat_s
+    gate.set()
+    until(lambda: attaching._beat_s > before_s)
+
+
+def test_the_observer_beats_with_each_round(node: Node) -> None:
+    node.services.start()
+    _, observing = node.services._keeper.pulses
+    before_s = observing._beat_s
+    node.services._keeper.look()
+    until(lambda: observing._beat_s > before_s)
 
 
 def test_what_had_started_ends_when_a_part_can_not_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

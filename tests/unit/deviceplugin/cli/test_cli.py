@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deviceplugin.cli.main import COMMANDS, cli
-from deviceplugin.cli.node import Node, overview
+from deviceplugin.cli.node import Node
+from deviceplugin.cli.overview import overview
 from deviceplugin.status.reasons import ProcessCode
 from mpsd.common.reason import Reason
 from mpsd.gpu.model import GpuHealth

@@ -14,7 +14,8 @@ from deviceplugin.annotated.status import (
     RefusedStatus,
     UnenforcedStatus,
 )
-from deviceplugin.cli.node import Node, overview
+from deviceplugin.cli.node import Node
+from deviceplugin.cli.overview import overview
 from deviceplugin.grants.nodeview import DAEMON_GRACE_S
 from deviceplugin.kubelet.reasons import KubeletCode
 from deviceplugin.kubernetes.model import KubernetesState

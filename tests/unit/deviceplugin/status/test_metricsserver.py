@@ -10,6 +10,7 @@ import pytest
 
 from deviceplugin.status import metricsserver
 from deviceplugin.status.metricsserver import CONTENT_TYPE, MAX_CONNECTIONS, MetricsServer
+from mpsd.common.reason import Reason
 from tests.descriptors import descriptors
 from tests.waiting import NEVER_S, WAIT_S, until
 
@@ -143,7 +144,27 @@ def test_a_body_that_can_not_be_rendered_is_said_once(caplog: pytest.LogCaptureF
     with serving(render=render) as server:
         for _ in range(3):
             assert get(port_of(server)).split(b" ")[1] == b"500"
-    assert caplog.text.count("metrics can't be rendered") == 1
+    assert caplog.text.count("a page can't be rendered") == 1
+
+
+def test_probes_are_answered_with_a_line_for_each_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metricsserver, "FRESH_S", 0.0)
+    found: list[Reason] = []
+    server = MetricsServer("127.0.0.1:0", lambda: "x 1\n", {"/healthz": lambda: (), "/readyz": lambda: found})
+    server.start()
+    try:
+        port = port_of(server)
+        for path in ("/healthz", "/readyz"):
+            assert get(port, path).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert get(port, path).endswith(b"\r\n\r\nok\n")
+        found += [Reason("MpsdAway", "it is\nnot there"), Reason("NotRegistered", "x")]
+        head, _, body = get(port, "/readyz").partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert body == b"MpsdAway: it is not there\nNotRegistered: x\n"
+        assert get(port, "/healthz").startswith(b"HTTP/1.1 200 OK\r\n")
+        assert get(port, "/").endswith(b"see /healthz, /metrics, /readyz\n")
+    finally:
+        server.close()
 
 
 def test_a_large_body_goes_out_whole_to_a_slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from mpsd.common.errors import ConfigError, GpufracError, NotReachableError, ProtocolError, TransientError
 from mpsd.localapi import seats, wire
 from mpsd.localapi import server as server_module
-from mpsd.localapi.client import MpsdClient, call
+from mpsd.localapi.call import call
+from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.methods import Call, Method, reading
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import Desired, GpuClient, GpuClients, Snapshot

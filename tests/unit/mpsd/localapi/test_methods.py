@@ -7,7 +7,7 @@ import pytest
 
 from mpsd.common.errors import GpufracError
 from mpsd.localapi import server as server_module
-from mpsd.localapi.client import call
+from mpsd.localapi.call import call
 from mpsd.localapi.methods import Access, operating, reading, rights
 from mpsd.localapi.server import LocalServer
 

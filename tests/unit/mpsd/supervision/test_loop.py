@@ -17,12 +17,14 @@ class Owner:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.ended = False
+        self.ended = self.turn_fails = False
         self.turned = threading.Event()
         self.loop = Loop(self.turn, lambda: self.pause_s, lambda: self.ended)
         self.pause_s = 3600.0
 
     def turn(self) -> None:
+        if self.turn_fails:
+            raise ZeroDivisionError
         self.done.append("turn")
         self.turned.set()
 
@@ -82,6 +84,26 @@ def test_a_question_is_not_waited_for_for_ever(owner: Owner) -> None:
     with pytest.raises(TransientError, match=r"within 0\.01 s"):
         owner.loop.ask(lambda: None, timeout_s=0.01)
     gate.set()
+
+
+def test_it_turns_when_it_is_made_to(owner: Owner) -> None:
+    assert owner.loop.turns(WAIT_S)
+    assert owner.done == ["turn"]
+
+
+def test_a_turn_that_fails_is_none(owner: Owner) -> None:
+    owner.turn_fails = True
+    assert not owner.loop.turns(0.05)
+    owner.turn_fails = False
+    assert owner.loop.turns(WAIT_S)
+
+
+def test_a_loop_that_hangs_does_not_turn(owner: Owner) -> None:
+    gate = threading.Event()
+    owner.loop.post(partial(_wait, gate))
+    assert not owner.loop.turns(0.01)
+    gate.set()
+    assert owner.loop.turns(WAIT_S)
 
 
 def test_it_ends_by_its_last_message_and_one_that_never_ran_at_once(owner: Owner) -> None:
