@@ -1,13 +1,16 @@
-"""`gpufrac config check|show`."""
+"""`gpufrac config check|show|init`."""
+
+import os
 
 import click
 
-from deviceplugin.cli.output import failures, print_json, say
+from deviceplugin.cli.output import Failure, complain, failures, print_json, say
+from deviceplugin.cli.simoptions import DriverVersion, Size, WholeNumber
 
 
 @click.group()
 def config() -> None:
-    """Check a config file, or show its effective values."""
+    """Write, check and show config files."""
 
 
 @config.command(
@@ -54,3 +57,71 @@ def show(file: str, output: str) -> None:
     import yaml
 
     say(yaml.safe_dump(values, sort_keys=False), nl=False)
+
+
+@config.command(short_help="Write one for this node.", epilog="Example: gpufrac config init --output config.yaml")
+@click.option("--output", "file", metavar="FILE", help="Write it there. Default: print it.", type=click.Path())
+@click.option("--force", is_flag=True, help="With --output: replace a file that is there.")
+@click.option("--gpus", type=WholeNumber(1, 64), metavar="N", help="For another node: number of GPUs. Default: 1.")
+@click.option("--gpu-memory", type=Size("1Mi"), metavar="SIZE", help="Memory of each of them. Default: 80Gi.")
+@click.option("--driver", type=DriverVersion(), metavar="VERSION", help="Its driver. Default: 580.95.05.")
+@failures
+def init(file: str | None, gpus: int | None, gpu_memory: int | None, driver: str | None, *, force: bool) -> None:
+    """Write a commented config for this node: what its GPUs and driver can, a compute mode and why, and shares of sizes
+    that fit.
+
+    Where no GPU is seen it says why, and the sizes fit any GPU. With --gpus, --gpu-memory or --driver it is for a node
+    like that instead, and this one is not looked at.
+    """
+    from importlib.metadata import version
+
+    from deviceplugin.draft.facts import told
+    from deviceplugin.draft.look import look
+    from deviceplugin.draft.proposal import draft, shareable
+    from mpsd.config.model import SimulatedConfig, SimulatedGpu
+
+    if gpus or gpu_memory or driver:
+        memory_bytes = gpu_memory or SimulatedGpu().memory_bytes
+        facts = told(gpus or 1, memory_bytes, driver or SimulatedConfig().driver)
+    else:
+        from mpsd.gpu.nvml import NvmlBackend
+
+        facts = look(NvmlBackend())
+    for trouble in facts.troubles:
+        complain(trouble)
+    if not shareable(facts):
+        complain("no GPU that can be shared is seen here: the config is one that fits any")
+    _give(draft(facts, f"gpufrac {version('gpufrac')}"), file, force=force)
+
+
+def _give(text: str, file: str | None, *, force: bool) -> None:
+    """Prints a new config, or writes it to a file that is not there yet. Raises Failure, OSError."""
+    from mpsd.config.load import parse_config
+
+    parse_config(text, file or "config.yaml")  # what we write can be used
+    if file is None:
+        say(text, nl=False)
+        return
+    from cdi.atomic import replace_file
+
+    try:
+        if force:
+            replace_file(os.path.realpath(file), text.encode())
+        else:
+            _create(file, text)
+    except FileExistsError:
+        raise Failure(f"cannot write {file}: it is there already: name another file, or add --force") from None
+    except OSError as error:
+        raise Failure(f"cannot write {file}: {error.strerror or error}") from error
+    say(f"{file} is written; check it with: gpufrac config check {file}", err=True)
+
+
+def _create(file: str, text: str) -> None:
+    """A file that was not there, whole or not at all. Raises OSError."""
+    with open(file, "x", encoding="utf-8") as new:
+        try:
+            new.write(text)
+            new.flush()
+        except OSError:
+            os.unlink(file)
+            raise

@@ -35,7 +35,9 @@ COMMANDS = {
     "selftest": Lazy(
         "deviceplugin.cli.selftest", "selftest", "Prove with CUDA processes that memory limits hold on this node."
     ),
-    "config": Lazy("deviceplugin.cli.config", "config", "Check a config file, or show its effective values."),
+    "config": Lazy(
+        "deviceplugin.cli.config", "config", "Write a config for this node; check a file, or show its effective values."
+    ),
     "sim": Lazy("deviceplugin.cli.sim", "sim", "A simulated node: admit pods and see what they would get."),
     "mpsd": Lazy("deviceplugin.cli.processes", "mpsd", "Run the process that owns GPUs and MPS daemons."),
     "plugin": Lazy("deviceplugin.cli.processes", "plugin", "Run the kubelet device plugin."),
@@ -45,6 +47,7 @@ COMMANDS = {
 BELOW = {
     **dict.fromkeys(("check", "validate", "lint"), "config check"),
     "show": "config show",
+    "init": "config init",
     **{name: f"sim {name}" for name in ("run", "up", "admit", "client", "delete", "restart-kubelet")},
     **{name: f"mpsd {name}" for name in ("replace", "cleanup", "confirm-indices")},
 }

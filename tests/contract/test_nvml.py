@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mpsd.config.load import parse_config
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.nvml import NvmlBackend
 from tests.waiting import WAIT_S
@@ -411,3 +412,16 @@ def test_prober_survives_a_hanging_driver_call(mock: Mock, live: LiveProber) -> 
     live.await_reason("has not returned for over 0.5 s")  # the list asks each GPU for its UUID, so it hangs first
     (mock.directory / "hang.0").unlink()
     live.await_health("ok", "ok")
+
+
+def test_a_config_is_drafted_for_the_gpus_that_nvml_shows(mock: Mock) -> None:
+    mock.touch("mig.1")
+    done = subprocess.run(
+        [sys.executable, "-m", "deviceplugin.cli.main", "config", "init"],
+        env=mock.environment(), capture_output=True, text=True, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "# Found: driver 615.71" in done.stdout
+    assert f"#   GPU 0: Mock H100 80GB, {UUIDS[0]}, 80Gi, of which 78.5Gi can be shared" in done.stdout
+    assert "MIG is on, so it is left alone" in done.stdout
+    assert parse_config(done.stdout, "drafted").resources[0].name == "gpufrac.dev/gpu-16gi"
