@@ -1,4 +1,4 @@
-"""`gpufrac config check|show|init`."""
+"""`gpufrac config check|show|init|import`."""
 
 import os
 
@@ -92,6 +92,43 @@ def init(file: str | None, gpus: int | None, gpu_memory: int | None, driver: str
     if not shareable(facts):
         complain("no GPU that can be shared is seen here: the config is one that fits any")
     _give(draft(facts, f"gpufrac {version('gpufrac')}"), file, force=force)
+
+
+@config.group(name="import", short_help="Write one from another plugin's.")
+def import_() -> None:
+    """Write a config from that of another device plugin."""
+
+
+@import_.command(
+    short_help="From NVIDIA's device plugin.", epilog="Example: gpufrac config import nvidia time-slicing-config.yaml"
+)
+@click.argument("file", type=click.Path())
+@click.option("--name", metavar="NAME", help="Of several configs in a ConfigMap, take this one.")
+@click.option("--output", "target", metavar="FILE", help="Write it there. Default: print it.", type=click.Path())
+@click.option("--force", is_flag=True, help="With --output: replace a file that is there.")
+@failures
+def nvidia(file: str, name: str | None, target: str | None, *, force: bool) -> None:
+    """Write a config that shares GPUs as FILE, a config of NVIDIA's device plugin, does: time-slicing or MPS with
+    replicas, names, and devices.
+
+    FILE is its config, a ConfigMap with named ones, or the values of its Helm chart; - reads standard input. What
+    differs, and what could not be carried over, is said on standard error and in comments of the new config.
+    """
+    import sys
+    from importlib.metadata import version
+
+    from deviceplugin.draft.convert import convert
+    from deviceplugin.draft.nvidia import read
+    from mpsd.config.document import MAX_FILE_BYTES, read_config
+
+    source = "standard input" if file == "-" else file
+    content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if file == "-" else read_config(file)
+    converted = convert(read(content, source, name), source, f"gpufrac {version('gpufrac')}")
+    for text in converted.differs:
+        complain(f"differs: {text}")
+    for text in converted.left_out:
+        complain(f"not carried over: {text}")
+    _give(converted.text, target, force=force)
 
 
 def _give(text: str, file: str | None, *, force: bool) -> None:

@@ -48,6 +48,7 @@ BELOW = {
     **dict.fromkeys(("check", "validate", "lint"), "config check"),
     "show": "config show",
     "init": "config init",
+    "import": "config import nvidia",
     **{name: f"sim {name}" for name in ("run", "up", "admit", "client", "delete", "restart-kubelet")},
     **{name: f"mpsd {name}" for name in ("replace", "cleanup", "confirm-indices")},
 }

@@ -1,12 +1,11 @@
 """A commented config for a node, from what is known of it (pure): sizes that fit its GPUs, a mode and why."""
 
-import textwrap
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from deviceplugin.draft.facts import NodeFacts
+from deviceplugin.draft.text import aside, comment
 from mpsd.common.quantity import format_bytes
-from mpsd.common.text import one_line
 from mpsd.config.model import (
     GIB,
     MIN_UNIT_BYTES,
@@ -28,8 +27,6 @@ from mpsd.shares.sizes import has_burst, share_size, slot_count, usable_bytes
 RESERVE_BYTES: Final = NodeConfig(resources=()).memory_reserve_bytes
 SHARES: Final = 4
 """A share of fixed size is the largest power of two of which so many fit on the smallest GPU."""
-_WIDTH: Final = 110
-_COLUMN: Final = 46
 
 OPTIONS: Final = (
     ("gpus: {include: all}", "or UUIDs, as `gpufrac gpus` shows them: only these are shared"),
@@ -259,21 +256,3 @@ def _about(size_bytes: int) -> str:
     if size_bytes < GIB:
         return f"{size_bytes // MIB}Mi"
     return f"{size_bytes / GIB:.2f}".rstrip("0").rstrip(".") + "Gi"
-
-
-def comment(text: str, indent: str = "") -> list[str]:
-    """One text as lines of comments: nothing in it can end them."""
-    first = f"# {indent}"
-    return textwrap.wrap(
-        one_line(text),
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=f"{first}  " if indent else first,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def aside(line: str, text: str) -> str:
-    """A line with a comment behind it."""
-    return f"{line.ljust(_COLUMN)} # {one_line(text)}"

@@ -69,8 +69,8 @@ def checked_text(content: str | bytes, source: str) -> str:
     return text
 
 
-def compose(text: str, source: str) -> yaml.Node:
-    """The one document of the text. Bounded before the tree is built: its composer recurses."""
+def compose(text: str, source: str, what: str = KIND) -> yaml.Node:
+    """The one document of the text, a `what`. Bounded before the tree is built: its composer recurses."""
     if found := syntax.template(text):
         raise file_error(source, *found)
     try:
@@ -81,7 +81,7 @@ def compose(text: str, source: str) -> yaml.Node:
     except yaml.YAMLError as error:
         raise file_error(source, f"is not valid YAML: {' '.join(str(error).split())}") from error
     if root is None:
-        raise file_error(source, f"is empty: it must hold a {KIND}")
+        raise file_error(source, f"is empty: it must hold a {what}")
     return root
 
 

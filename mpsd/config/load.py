@@ -79,7 +79,7 @@ def _something_else(root: Value) -> str:
         data = ": the config is a text in its data" if kind == "ConfigMap" else ""
         return f"is a {kind} of {version}, and no {KIND} of {API_VERSION}{data}"
     if "version" in texts and "apiVersion" not in texts and texts.keys() & {"sharing", "flags"}:
-        return f"is a config of NVIDIA's device plugin, and no {KIND}: write its resources anew, with their memory"
+        return f"is a config of NVIDIA's device plugin, and no {KIND}: `gpufrac config import nvidia` makes one of it"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""`gpufrac config init`: what is written can be checked and tried, and nothing is overwritten."""
+"""`gpufrac config init|import`: what is written can be checked and tried, and nothing is overwritten."""
 
 import errno
 from pathlib import Path
@@ -82,3 +82,37 @@ def test_a_full_disk_leaves_no_half_of_a_file(short_tmp: Path, monkeypatch: pyte
     assert done.returncode == 1
     assert done.stderr.endswith("config.yaml: No space left on device\n")
     assert list(short_tmp.iterdir()) == []
+
+
+NVIDIAS = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\nother: 1\n"
+
+
+def test_a_config_of_nvidia_s_plugin_is_imported_and_what_changes_is_said_twice(short_tmp: Path) -> None:
+    file, target = short_tmp / "nvidia.yaml", short_tmp / "config.yaml"
+    file.write_text(NVIDIAS)
+    done = gpufrac("config", "import", "nvidia", str(file), "--output", str(target))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert load_config(str(target)).resources[0].name == "gpufrac.dev/gpu"
+    assert "gpufrac: differs: pods ask for `gpufrac.dev/gpu` instead of `nvidia.com/gpu`" in done.stderr
+    assert "gpufrac: not carried over: `other`: the format has no such key" in done.stderr
+    assert "#  - `other`: the format has no such key" in target.read_text()
+    assert gpufrac("config", "import", "nvidia", str(file), "--output", str(target)).returncode == 1
+    printed = gpufrac("config", "import", "nvidia", "-", text=NVIDIAS).stdout
+    assert parse_config(printed, "stdout") == load_config(str(target))
+
+
+def test_what_can_not_be_imported_is_a_config_error_and_nothing_is_written(short_tmp: Path) -> None:
+    target = short_tmp / "config.yaml"
+    for text in ("version: v1\n", "{", "sharing: {mps: {resources: [{name: nvidia.com/mig-1g.5gb, replicas: 2}]}}"):
+        done = gpufrac("config", "import", "nvidia", "-", "--output", str(target), text=text)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "standard input" in done.stderr
+    assert gpufrac("config", "import", "nvidia", str(short_tmp / "none.yaml")).returncode == 2
+    assert list(short_tmp.iterdir()) == []
+
+
+def test_a_config_of_nvidia_s_plugin_in_place_of_ours_is_told_what_makes_one_of_it(short_tmp: Path) -> None:
+    (short_tmp / "nvidia.yaml").write_text(NVIDIAS)
+    done = gpufrac("config", "check", str(short_tmp / "nvidia.yaml"))
+    assert done.returncode == 2
+    assert "`gpufrac config import nvidia` makes one of it" in done.stderr
