@@ -7,8 +7,9 @@ from mpsd.config.value import Value
 MAX_LABEL = 63
 MAX_DOMAIN = 253
 LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
-NVIDIAS = re.compile(r"nvidia\.com/(?:gpu|mig-.+)(?:\.shared)?")
-"""Resources of NVIDIA's device plugin, or of its MPS and time-slicing."""
+OURS, NVIDIAS = "gpufrac.dev", "nvidia.com"
+"""The domain of names in examples, and that of NVIDIA's device plugin: whole GPUs, parts by MIG, MPS or time-slicing,
+and whatever its config renames them to."""
 _RESOURCE_BASE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
 
@@ -37,8 +38,12 @@ def resource_name_rule(name: str) -> str:
         return "must be <domain>/<name> with exactly one slash"
     if "kubernetes.io/" in name:
         return "must not lie in kubernetes.io"
-    if NVIDIAS.fullmatch(name):
-        return "is for NVIDIA's device plugin to offer: a name is offered by one plugin; choose a domain of your own"
+    if prefix == NVIDIAS:
+        meant = f"{OURS}/{base}" if _RESOURCE_BASE.fullmatch(base) else f"one in {OURS}"
+        return (
+            f"must not lie in {NVIDIAS}: names there are NVIDIA's device plugin's, and a kubelet knows one plugin for "
+            f"a name, whichever registered last: write {meant}, or a domain of your own"
+        )
     if name.startswith("requests."):
         return "must not start with requests."
     if len(prefix) > 253 - len("requests."):

@@ -1390,9 +1390,16 @@ def test_a_problem_of_a_key_has_the_keys_line(text: str, problem: str, any_loade
     assert the_problem(MINIMAL + text).startswith(problem)
 
 
-@pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
-def test_names_of_nvidias_device_plugin_are_not_ours_to_offer(name: str) -> None:
-    assert "is for NVIDIA's device plugin to offer" in the_problem(resource(name=name))
+@pytest.mark.parametrize("base", ["gpu", "gpu.shared", "mig-1g.10gb", "gpu-8gi", "x"])
+def test_names_of_nvidias_device_plugin_are_not_ours_to_offer(base: str) -> None:
+    said = the_problem(resource(name=f"nvidia.com/{base}"))
+    assert "must not lie in nvidia.com: names there are NVIDIA's device plugin's" in said
+    assert f"write gpufrac.dev/{base}, or a domain of your own" in said
+
+
+def test_what_is_advised_in_place_of_such_a_name_can_be_had() -> None:
+    assert "write one in gpufrac.dev, or" in the_problem(resource(name="nvidia.com/-x"))
+    assert parse_config(resource(name="example.nvidia.com/gpu"), "x").resources[0].name == "example.nvidia.com/gpu"
 
 
 @pytest.mark.parametrize(
