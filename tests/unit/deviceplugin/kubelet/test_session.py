@@ -35,9 +35,9 @@ class Node:
         self.session = Session(RESOURCE, places, "a.sock", self.world.broker, recheck, Refusals())
 
     def start(self) -> None:
-        """Until the kubelet listens."""
+        """Until the kubelet listens, which it may begin to before its answer to the registration is here."""
         self.session.start()
-        until(lambda: self.session.streams == 1)
+        until(lambda: self.session.streams == 1 and self.session.state is SessionState.REGISTERED)
 
     def close(self) -> None:
         self.session.close()
