@@ -7,7 +7,7 @@ The own cgroups are `gpufrac/<name>` at the top of every hierarchy.
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mpsd.common.errors import TransientError
@@ -18,6 +18,9 @@ OWN = "gpufrac"
 
 RIGHTS = "run mpsd as root, in a pod with hostPID and privileged"
 """What to do where a right is missing."""
+
+TRIES = 10
+"""To make a cgroup, while others remove the place that it goes to."""
 
 _OUTSIDE = re.compile(r"(/\.\.)+")
 
@@ -79,13 +82,10 @@ def prepare(places: Iterable[str], name: str) -> tuple[str, ...]:
     """
     files = []
     for place in places:
-        for directory in (place, f"{place}/{name}"):
-            try:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(directory, 0o755)
-                _inherit_cpuset(directory)
-            except OSError as error:
-                raise TransientError(f"cannot create the cgroup {directory}: {error.strerror}: {RIGHTS}") from error
+        try:
+            _make(place, name)
+        except OSError as error:
+            raise TransientError(f"cannot create the cgroup {place}/{name}: {error.strerror}: {RIGHTS}") from error
         files.append(f"{place}/{name}/cgroup.procs")
     return tuple(files)
 
@@ -106,7 +106,14 @@ def remove(places: Iterable[str], name: str) -> None:
             os.rmdir(f"{place}/{name}")
 
 
-def clear(places: Iterable[str]) -> tuple[str, ...]:
+def discard(places: Iterable[str]) -> None:
+    """Removes the places themselves where nothing is left in them."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            os.rmdir(place)
+
+
+def clear(places: Sequence[str]) -> tuple[str, ...]:
     """Removes all own cgroups, as an uninstall does; returns those that still hold processes."""
     left = []
     for place in places:
@@ -115,9 +122,22 @@ def clear(places: Iterable[str]) -> tuple[str, ...]:
                 os.rmdir(f"{place}/{name}")
             except OSError:
                 left.append(f"{place}/{name}")
-        with contextlib.suppress(OSError):
-            os.rmdir(place)
+    discard(places)
     return tuple(left)
+
+
+def _make(place: str, name: str) -> None:
+    for tries_left in reversed(range(TRIES)):
+        try:
+            for directory in (place, f"{place}/{name}"):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(directory, 0o755)
+                _inherit_cpuset(directory)
+        except FileNotFoundError:  # somebody else's last cgroup went, and the place with it
+            if not tries_left or not os.path.isdir(os.path.dirname(place)):
+                raise
+        else:
+            return
 
 
 def _is_of(mount: Mount, membership: Membership) -> bool:

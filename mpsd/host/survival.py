@@ -81,7 +81,7 @@ def probe(
     finally:
         cgroups.remove(places, name)
         if ended is None or ended.returncode != 0:
-            cgroups.clear(places)
+            cgroups.discard(places)
     if ended.returncode == 0:
         return Survival("", places, namespaces, host_root)
     said = ended.output.decode(errors="replace")

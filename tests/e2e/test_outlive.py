@@ -69,8 +69,8 @@ def why_not() -> str:
         return "needs the host's PID and cgroup namespaces"
     try:
         for top in tops():
-            os.mkdir(f"{top}/gpufrac-may-i")
-            os.rmdir(f"{top}/gpufrac-may-i")
+            os.mkdir(f"{top}/gpufrac-may-i-{os.getpid()}")
+            os.rmdir(f"{top}/gpufrac-may-i-{os.getpid()}")
     except OSError as error:
         return f"cannot make cgroups here: {error}"
     if subprocess.run(["unshare", "-m", "-C", "true"], check=False, stderr=subprocess.DEVNULL).returncode != 0:

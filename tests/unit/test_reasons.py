@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Set
+from functools import cache
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -46,15 +47,15 @@ def test_what_no_waiting_helps_is_the_request_or_the_node() -> None:
     assert RefusalCode.UNKNOWN_RESOURCE in FINAL
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def sources() -> tuple[tuple[str, ast.Module], ...]:
     """The product's files: path and content."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            inside = path.relative_to(ROOT).as_posix()
-            if "/sim/" not in inside:
-                yield inside, ast.parse(path.read_text())
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    inside = ((path, path.relative_to(ROOT).as_posix()) for path in paths)
+    return tuple((name, ast.parse(path.read_text())) for path, name in inside if "/sim/" not in name)
 
 
+@cache
 def message_fields() -> frozenset[str]:
     """Names of fields with a message: those that have a code beside them, and what holds a message on its way there.
     Not one that is a collection elsewhere: what is looked for in that is its members."""
@@ -69,19 +70,16 @@ def message_fields() -> frozenset[str]:
     return frozenset((fields - collections) | {"message", "reason", "error"})
 
 
-MESSAGES = message_fields()
-
-
 def readings(tree: ast.AST) -> Iterator[ast.expr]:
     """Expressions that look into a message."""
     other_names = {
         target.id
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign | ast.NamedExpr) and _is_message(node.value, MESSAGES)
+        if isinstance(node, ast.Assign | ast.NamedExpr) and _is_message(node.value, message_fields())
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
-    names = MESSAGES | other_names
+    names = message_fields() | other_names
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
             if _is_message(node.func.value, names):
@@ -105,7 +103,7 @@ def _is_message(node: ast.expr, names: Set[str]) -> bool:
         return strips and _is_message(node.func.value, names)  # type: ignore[attr-defined]
     if isinstance(node, ast.Name):
         return node.id in names
-    return isinstance(node, ast.Attribute) and node.attr in MESSAGES
+    return isinstance(node, ast.Attribute) and node.attr in message_fields()
 
 
 def test_what_looks_into_a_message_is_found() -> None:

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,26 @@ def test_a_cgroup_that_cannot_be_made_is_named_with_what_to_do(short_tmp: Path) 
         cgroups.prepare((f"{short_tmp}/gpufrac",), "a")
 
 
+@pytest.mark.parametrize("removals", [1, cgroups.TRIES - 1, cgroups.TRIES])
+def test_a_place_that_others_remove_meanwhile_is_made_again(
+    short_tmp: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    make, place, left = os.mkdir, f"{short_tmp}/gpufrac", [removals]
+
+    def mkdir(path: str, mode: int) -> None:
+        if path == f"{place}/a" and left[0]:
+            left[0] -= 1
+            os.rmdir(place)
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    if removals < cgroups.TRIES:
+        assert cgroups.prepare((place,), "a") == (f"{place}/a/cgroup.procs",)
+    else:
+        with pytest.raises(TransientError, match="No such file or directory"):
+            cgroups.prepare((place,), "a")
+
+
 def test_members_are_those_of_any_hierarchy(short_tmp: Path) -> None:
     places = [f"{short_tmp}/{name}" for name in ("one", "two", "gone")]
     for place, pids in zip(places, ("7\n0\n", "5\n7\n"), strict=False):
@@ -136,6 +157,7 @@ def test_removal_keeps_what_is_in_use_and_says_so(short_tmp: Path) -> None:
     cgroups.remove((str(own),), "a")
     assert sorted(path.name for path in own.iterdir()) == ["b", "busy"]
     assert cgroups.clear((str(own),)) == (f"{own}/busy",)
+    cgroups.discard((str(own),))
     (own / "busy" / "process").unlink()
     assert cgroups.clear((str(own), f"{short_tmp}/none")) == ()
     assert not own.exists()
