@@ -21,7 +21,7 @@ from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.kubelet.sessions import Sessions
 from deviceplugin.reconcile.gpudevices import Choice, DeviceChooser
 from deviceplugin.reconcile.toolkit import Toolkit
-from mpsd.common import threads
+from mpsd.common import notify, threads
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.log import complain, configure, get_logger
 from mpsd.common.processes import boot_id
@@ -49,11 +49,12 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
     configure(log_format)
     threads.catch_all()
     checks.raise_nofile()  # what it says is about MPS
+    systemd = notify.take()
     with StopSignal() as stop:
         try:
             config = load_config(config_path)
             with ProcessLock("plugin", _lock_files(config), wait_s=LOCK_WAIT_S, stop=stop):
-                serve(config, config_path, stop)
+                serve(config, config_path, stop, systemd)
         except ConfigError as error:
             complain(str(error))
             return 2
@@ -76,8 +77,12 @@ def _lock_files(config: NodeConfig) -> tuple[str, ...]:
     )
 
 
-def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:
-    """Registers, then starts everything else, and waits for `stop`."""
+def serve(config: NodeConfig, config_path: str, stop: Stop, systemd: notify.Target | None = None) -> None:
+    """Registers, then starts everything else, and waits for `stop`.
+
+    Args:
+        systemd: whom to tell how we are.
+    """
     late = LateRecheck()
     state = state_directory(config.state_root)
     known_path = os.path.join(state, NODE)
@@ -92,7 +97,7 @@ def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:
     devices.choose()
     broker.publish()
     sessions = Sessions(kubelet_places(config), broker, late)
-    services = None
+    services = notifier = None
     try:
         sessions.sync()
         sessions.wait_registered(REGISTER_FIRST_S)
@@ -101,8 +106,13 @@ def serve(config: NodeConfig, config_path: str, stop: Stop) -> None:
         services = Services(config_path, broker, sessions, devices, known_path, known)
         services.start()
         late.set(services.recheck)
+        started = services
+        notifier = notify.Notifier(systemd, lambda: started.health().word)
+        notifier.start()
         stop.wait()
     finally:
+        if notifier is not None:
+            notifier.close()
         if services is not None:
             services.close()
         sessions.close()

@@ -2,12 +2,14 @@
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Literal, Protocol
 
 from cdi.atomic import make_directory
 from mpsd import simulated
-from mpsd.common import processes, threads
+from mpsd.common import notify, processes, threads
 from mpsd.common.errors import ConfigError, GpufracError
 from mpsd.common.log import complain, configure, get_logger
 from mpsd.common.processlock import ProcessLock
@@ -30,6 +32,7 @@ from mpsd.localapi.reasons import ConfigCode, WarningCode
 from mpsd.localapi.server import LocalServer
 from mpsd.localapi.snapshot import CleanedUp, Places
 from mpsd.localapi.wire import MAX_BLOCK_S
+from mpsd.supervision.health import health
 from mpsd.supervision.methods import methods
 from mpsd.supervision.supervisor import Supervisor
 from mpsd.supervision.terminate import Terminator
@@ -57,13 +60,14 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
     """
     configure(log_format)
     threads.catch_all()
+    systemd = notify.take()
     with StopSignal() as stop:
         try:
             config = load_config(config_path)
             lock = ProcessLock("mpsd", _lock_files(config), wait_s=LOCK_WAIT_S, stop=stop)
             with lock, ExitStack() as parts:
                 if not stop.is_set():
-                    _start(config, config_path, parts)
+                    _start(config, config_path, parts, systemd)
                     log.info("mpsd runs", pid=os.getpid(), socket=config.mpsd_socket, backend=config.backend)
                     stop.wait()
                     log.info("mpsd stops")
@@ -84,7 +88,7 @@ def _lock_files(config: NodeConfig) -> tuple[str, ...]:
     return tuple(os.path.join(directory, "mpsd.lock") for directory in roots)
 
 
-def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
+def _start(config: NodeConfig, config_path: str, parts: ExitStack, systemd: notify.Target | None = None) -> None:
     """Starts everything; `parts` takes what has to be closed, last started first."""
     config, backend = _backend(config)
     try:
@@ -111,7 +115,8 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
         kick=lambda: prober.kick(),  # noqa: PLW0108 - the prober comes after
         warnings=warnings,
     )
-    prober = Prober(backend, supervisor.inventory_changed, on_error=_begin_anew_if_due)
+    variables = systemd.variables if systemd is not None else {}
+    prober = Prober(backend, supervisor.inventory_changed, on_error=partial(_begin_anew_if_due, variables))
     served = methods(
         supervisor,
         Terminator(supervisor),
@@ -137,6 +142,9 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack) -> None:
     parts.callback(supervisor.close)
     watcher.start()
     parts.callback(watcher.close)
+    notifier = notify.Notifier(systemd, lambda: health(supervisor, [prober.pulse]).word)
+    notifier.start()
+    parts.callback(notifier.close)
 
 
 def _place(config: NodeConfig) -> tuple[_Place, tuple[Reason, ...]]:
@@ -162,13 +170,17 @@ def _place(config: NodeConfig) -> tuple[_Place, tuple[Reason, ...]]:
     return HostPlace(found, shared_memory=config.mps.shared_memory), warnings
 
 
-def _begin_anew_if_due(error: GpufracError) -> None:
-    """A driver that was upgraded under us needs its new library, which only a new program loads. Daemons live on."""
+def _begin_anew_if_due(variables: Mapping[str, str], error: GpufracError) -> None:
+    """A driver that was upgraded under us needs its new library, which only a new program loads. Daemons live on.
+
+    Args:
+        variables: what systemd gave us, for the new program.
+    """
     code = error.code if isinstance(error, GpuError) else None
     now_s = time.time()
     if code is not None and reexec.reexec_due(code, reexec.last_reexec(os.environ), now_s):
         log.warning("the driver was replaced: mpsd begins anew to load its library", error=str(error))
-        reexec.reexec(now_s)
+        reexec.reexec(now_s, variables)
 
 
 def _backend(config: NodeConfig) -> tuple[NodeConfig, GpuBackend]:

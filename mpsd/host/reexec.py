@@ -29,8 +29,11 @@ def reexec_due(error_code: int, last_reexec_unix_s: float | None, now_unix_s: fl
     return last_reexec_unix_s is None or not 0 <= now_unix_s - last_reexec_unix_s < INTERVAL_S
 
 
-def reexec(now_unix_s: float) -> NoReturn:
+def reexec(now_unix_s: float, more: Mapping[str, str]) -> NoReturn:
     """Runs the same command line in place of this program: same PID, all descriptors but the standard ones closed.
+
+    Args:
+        more: beside our environment, what was taken out of it for its children's sake.
 
     May be called from any thread; nothing is cleaned up, so only what survives a SIGKILL may be open. Raises OSError.
     """
@@ -41,5 +44,5 @@ def reexec(now_unix_s: float) -> NoReturn:
         except OSError:
             continue  # the listing's own, or closed by another thread
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # a mask outlives the program, and only this thread's counts
-    environment = {**os.environ, VARIABLE: f"{now_unix_s:.0f}"}
+    environment = {**os.environ, **more, VARIABLE: f"{now_unix_s:.0f}"}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - our own command line

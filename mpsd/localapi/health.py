@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from mpsd.common.notify import Word
 from mpsd.common.pulse import Pulse
 from mpsd.common.reason import Reason
 from mpsd.localapi.reasons import HealthCode
@@ -24,6 +25,14 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     def ready(self) -> bool:
         """Whether it can serve: what does not live can't."""
         return not self.not_live and not self.not_ready
+
+    @property
+    def word(self) -> Word:
+        """The same for systemd: its one line has the first reason."""
+        for state, reasons in (("hangs", self.not_live), ("not ready", self.not_ready)):
+            if reasons:
+                return Word(not self.not_live, f"{state}: {reasons[0].code}: {reasons[0].message}")
+        return Word(live=True, line="ready")
 
 
 def stuck(pulses: Iterable[Pulse]) -> tuple[Reason, ...]:

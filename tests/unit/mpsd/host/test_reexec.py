@@ -37,10 +37,11 @@ import os, signal, sys, threading
 from mpsd.host import reexec
 print(os.getpid(), sys.argv[1:], sys.flags.no_site, reexec.last_reexec(os.environ), flush=True)
 print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), os.path.exists("/proc/self/fd/77"), flush=True)
+print(os.environ.pop("NOTIFY_SOCKET"), flush=True)
 if reexec.reexec_due(18, reexec.last_reexec(os.environ), 100.0):
     os.dup2(0, 77, inheritable=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    thread = threading.Thread(target=reexec.reexec, args=(100.0,))
+    thread = threading.Thread(target=reexec.reexec, args=(100.0, {"NOTIFY_SOCKET": "@x"}))
     thread.start()
     thread.join()
 """
@@ -52,11 +53,11 @@ def test_the_same_command_line_in_the_same_process_without_what_it_held(short_tm
     with subprocess.Popen(
         [sys.executable, "-S", "program.py", "a b", "--c"],
         cwd=short_tmp,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": root, "NOTIFY_SOCKET": "@x"},
         stdout=subprocess.PIPE,
         text=True,
     ) as child:
         said = child.communicate(timeout=WAIT_S)[0].splitlines()
     first = f"{child.pid} ['a b', '--c'] 1"
-    assert said == [f"{first} None", "[] False", f"{first} 100.0", "[] False"]
+    assert said == [f"{first} None", "[] False", "@x", f"{first} 100.0", "[] False", "@x"]
     assert child.returncode == 0
