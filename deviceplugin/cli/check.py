@@ -50,7 +50,7 @@ def run(check: str, processes: Sequence[str], root: str, output: str) -> int:
 
 
 def look(check: str, processes: Sequence[str], root: str) -> Found:
-    """Asks the processes. The first that is down or hangs ends it."""
+    """Asks the processes. The first that is down or hangs ends it. Raises GpufracError where we may not ask."""
     give_up_s = time.monotonic() + CHECK_S
 
     def left_s() -> float:
@@ -64,6 +64,8 @@ def look(check: str, processes: Sequence[str], root: str) -> Found:
         except NotReachableError as error:
             return Found(EXIT_UNREACHABLE, f"{name} does not answer", [Reason(ProcessCode.NOT_REACHABLE, str(error))])
         except GpufracError as error:
+            if isinstance(error.__cause__, PermissionError):
+                raise
             text = f"{error}; is it of this command's version?"
             return Found(EXIT_FAILURE, f"{name} is not understood", [Reason(ProcessCode.NOT_UNDERSTOOD, text)])
         if health.not_live:

@@ -1,5 +1,6 @@
 """`gpufrac status --check`: an exit code and one line, also where a process is gone, hangs, or is another version's."""
 
+import errno
 import json
 import socket
 from collections.abc import Iterator
@@ -180,6 +181,16 @@ def test_a_process_that_goes_between_the_questions_is_3(node: Node) -> None:
         server.close()
     assert code == 3
     assert said.startswith("mpsd does not answer")
+
+
+def test_who_may_not_ask_is_told_to_be_root(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(_: socket.socket, __: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    done = gpufrac("status", "--check=live", "--process=mpsd", "--run-root", str(short_tmp))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("permission denied; call it as root\n")
 
 
 @pytest.mark.parametrize(
