@@ -168,6 +168,11 @@ class Broker(Reader):
             now = self._lists.of(resource)
             return now if now.generation != seen and not stop() else None
 
+    def pause_list(self, seconds: float, stop: Callable[[], bool]) -> None:
+        """Lets the time pass, or less when `stop()` turns true."""
+        with self._list_condition:
+            self._list_condition.wait_for(lambda: stop() or self._closed, seconds)
+
     def wake_streams(self) -> None:
         """Lets every waiting stream look at its `stop()` again."""
         with self._list_condition:

@@ -13,7 +13,7 @@ REST_S = 1.0
 """How long after a grant an offer stays on its GPU, so that a pod's next container finds its units there."""
 REST_LONGEST_S = 5.0
 """For how long grants of other resources keep it there: without an end it would never reach an emptier GPU."""
-EMPTY = Advertisement(())
+EMPTY = Advertisement({})
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -51,14 +51,14 @@ class Lists:
         for name, resource in view.resources.items():
             before = self.of(name)
             offer = self._offers.kept(name, before.advertisement.offer, now_s)
-            advertisement = advertise(resource, view, accounts, offer)
-            new = before.generation == 0 or advertisement.devices != before.advertisement.devices
+            advertisement = advertise(resource, view, accounts, offer, before.advertisement.parts)
+            new = before.generation == 0 or not advertisement.lists_as(before.advertisement)
             self._by_resource[name] = Published(before.generation + new, advertisement)
             changed = changed or new
         self._offers.published(now_s)
         for name in self._by_resource.keys() - view.resources.keys():
             before = self._by_resource[name]
-            if before.advertisement.devices:
+            if not before.advertisement.lists_as(EMPTY):
                 self._by_resource[name] = Published(before.generation + 1, EMPTY)
                 changed = True
         return changed

@@ -26,6 +26,8 @@ class CurrentView:
 
     def __init__(self) -> None:
         self.now = NodeView(gpus={}, groups={}, resources={})
+        self._configured = self.now
+        self._made_of: tuple[object, ...] = ()
         self._away_since_s: dict[str, float] = {}
 
     def rebuild(
@@ -58,20 +60,23 @@ class CurrentView:
                     protocol=node.protocol(uuid),
                 )
             )
-        held = accounts.held_groups()
-        view = node_view(
-            node.config,
-            views,
-            held,
-            held_sets=accounts.held_sets(),
-            hard=node.hard,
-            complete=node.complete,
-            previous=self.now,
-        )
-        resources = dict(view.resources)
+        held, held_sets = accounts.held_groups(), accounts.held_sets()
+        made_of = (node.config, views, held, held_sets, node.hard, node.complete)
+        if made_of != self._made_of:
+            self._configured = node_view(
+                node.config,
+                views,
+                held,
+                held_sets=held_sets,
+                hard=node.hard,
+                complete=node.complete,
+                previous=self.now,
+            )
+            self._made_of = made_of
+        resources = dict(self._configured.resources)
         for name in sorted(accounts.resources() - resources.keys()):
             resources[name] = _dropped(name, accounts)
-        self.now = structs.replace(view, resources=resources)
+        self.now = structs.replace(self._configured, resources=resources)
 
     def changes_s(self) -> list[float]:
         """When the view changes by time alone."""

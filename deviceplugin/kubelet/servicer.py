@@ -2,28 +2,27 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from typing import Any
 
 import grpc
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
-from deviceplugin.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from deviceplugin.grants.broker import Broker, Recheck
 from deviceplugin.grants.ledger import LedgerError
+from deviceplugin.kubelet.listbytes import ListBytes
 from deviceplugin.kubelet.refusals import CODE_METADATA, Refusals
 from deviceplugin.plan import render
-from deviceplugin.plan.advertise import Advertisement
 from deviceplugin.plan.allocation import Allocation, Refusal
-from deviceplugin.plan.model import Device
 from deviceplugin.plan.reasons import FINAL, OfferCode
 from deviceplugin.plan.start import configured_shared_memory
-from mpsd.config.model import MAX_ADVERTISED_DEVICES
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import mount_of
 
+SERVICE = "v1beta1.DevicePlugin"
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 STREAM_WAIT_S = 60.0
-HEALTH = {True: "Healthy", False: "Unhealthy"}
+LIST_PAUSE_S = 0.1
+"""Between two lists of a stream, however many grants come: a kubelet takes in each whole, and writes its checkpoint."""
 NO_ROOM = grpc.StatusCode.RESOURCE_EXHAUSTED
 STATUS: dict[str, grpc.StatusCode] = {
     **dict.fromkeys(FINAL, grpc.StatusCode.INVALID_ARGUMENT),
@@ -32,7 +31,7 @@ STATUS: dict[str, grpc.StatusCode] = {
 """Of refusals by their code; NO_ROOM of all others."""
 
 
-class DevicePlugin(rpc.DevicePluginServicer):
+class DevicePlugin:
     """Serves one resource.
 
     Args:
@@ -66,28 +65,28 @@ class DevicePlugin(rpc.DevicePluginServicer):
     def GetDevicePluginOptions(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.DevicePluginOptions:  # noqa: N802
         return OPTIONS
 
-    def ListAndWatch(  # noqa: N802
-        self, request: pb.Empty, context: grpc.ServicerContext
-    ) -> Iterator[pb.ListAndWatchResponse]:
+    def ListAndWatch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[bytes]:  # noqa: N802
         ended = threading.Event()
 
         def on_end() -> None:
             ended.set()
             self._broker.wake_streams()
 
+        def over() -> bool:
+            return ended.is_set() or self._stopping.is_set()
+
         if not context.add_callback(on_end):
             return  # the kubelet has gone already
         with self._streams_lock:
             self.streams += 1
-        seen = -1
+        seen, lists = -1, ListBytes()
         try:
-            while not (ended.is_set() or self._stopping.is_set()):
-                published = self._broker.wait_list(
-                    self._resource, seen, STREAM_WAIT_S, lambda: ended.is_set() or self._stopping.is_set()
-                )
+            while not over():
+                published = self._broker.wait_list(self._resource, seen, STREAM_WAIT_S, over)
                 if published is not None:
                     seen = published.generation
-                    yield list_message(published.advertisement)
+                    yield lists.of(published.advertisement)
+                    self._broker.pause_list(LIST_PAUSE_S, over)
         finally:
             with self._streams_lock:
                 self.streams -= 1
@@ -154,15 +153,24 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return mount_of(render.desired_allocation(allocation), dirs, allocation.group)
 
 
-@lru_cache(maxsize=2 * MAX_ADVERTISED_DEVICES)
-def _one_device(device: Device) -> bytes:
-    """A list of one device, serialised. Messages of a repeated field may be joined as bytes."""
-    nodes = [pb.NUMANode(ID=node) for node in device.numa_nodes]
-    topology = pb.TopologyInfo(nodes=nodes) if nodes else None
-    message = pb.Device(ID=device.id, health=HEALTH[device.healthy], topology=topology)
-    return pb.ListAndWatchResponse(devices=[message]).SerializeToString()
-
-
-def list_message(advertisement: Advertisement) -> pb.ListAndWatchResponse:
-    """An advertisement on the wire; a long one mostly from what was serialised before."""
-    return pb.ListAndWatchResponse.FromString(b"".join(map(_one_device, advertisement.devices)))
+def add_to_server(servicer: DevicePlugin, server: grpc.Server) -> None:
+    """As the generated function of that kind, but that lists are serialised already."""
+    unary = grpc.unary_unary_rpc_method_handler
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "GetDevicePluginOptions": unary(
+            servicer.GetDevicePluginOptions, pb.Empty.FromString, pb.DevicePluginOptions.SerializeToString
+        ),
+        "ListAndWatch": grpc.unary_stream_rpc_method_handler(servicer.ListAndWatch, pb.Empty.FromString, None),
+        "GetPreferredAllocation": unary(
+            servicer.GetPreferredAllocation,
+            pb.PreferredAllocationRequest.FromString,
+            pb.PreferredAllocationResponse.SerializeToString,
+        ),
+        "Allocate": unary(servicer.Allocate, pb.AllocateRequest.FromString, pb.AllocateResponse.SerializeToString),
+        "PreStartContainer": unary(
+            servicer.PreStartContainer,
+            pb.PreStartContainerRequest.FromString,
+            pb.PreStartContainerResponse.SerializeToString,
+        ),
+    }
+    server.add_registered_method_handlers(SERVICE, handlers)

@@ -24,7 +24,7 @@ from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.reasons import KubeletCode
 from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.kubelet.rpcerror import describe
-from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin
+from deviceplugin.kubelet.servicer import OPTIONS, DevicePlugin, add_to_server
 from mpsd.common.errors import TransientError
 from mpsd.common.log import get_logger
 from mpsd.common.pacing import Backoff
@@ -228,7 +228,7 @@ class Session:
             pool,
             options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 * 1024 * 1024)),
         )
-        rpc.add_DevicePluginServicer_to_server(servicer, server)
+        add_to_server(servicer, server)
         try:
             server.add_insecure_port(f"unix:{self._path}")
         except RuntimeError as error:  # gRPC keeps its reason for a log of its own

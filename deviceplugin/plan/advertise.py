@@ -4,7 +4,7 @@ Listed IDs are fixed; health moves. A share that the kubelet holds is Unhealthy 
 Unhealthy share kills running pods at the next kubelet restart (verified on kubelet 1.36.2).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -19,34 +19,60 @@ from mpsd.common.reason import Reason
 from mpsd.config.model import UnitMemory
 
 NOTHING = DeviceList((), ())
+NO_PARTS: Mapping[str, "Part"] = {}
 ALL_TAKEN = Reason(OfferCode.ALL_TAKEN, "all of its shares are taken")
 
 
+class Part(msgspec.Struct, frozen=True):
+    """What a list says of one group. `made_of` is all that its devices follow from: where that stays the same, so does
+    the part, and whoever serialises it can tell by its identity."""
+
+    devices: tuple[Device, ...]
+    made_of: tuple[object, ...] = ()
+
+
 class Advertisement(msgspec.Struct, frozen=True):
-    """What a resource lists. `reason` says why nothing more can be had, None while something can.
+    """What a resource lists, group by group. `reason` says why nothing more can be had, None while something can.
 
     `group_reasons` says the same per group (a GPU's UUID, or the name of a declared one), and of sets of GPUs once for
     each code; `offer` is the GPU whose free units are on offer (unit resources only).
     """
 
-    devices: tuple[Device, ...]
+    parts: Mapping[str, Part]
     reason: Reason | None = None
     group_reasons: tuple[tuple[str, Reason], ...] = ()
     offer: str | None = None
 
     @property
+    def devices(self) -> tuple[Device, ...]:
+        """All of them, in the order in which they are listed."""
+        return tuple(device for part in self.parts.values() for device in part.devices)
+
+    @property
     def healthy(self) -> int:
         """How many devices are Healthy."""
-        return sum(device.healthy for device in self.devices)
+        return sum(device.healthy for part in self.parts.values() for device in part.devices)
+
+    def lists_as(self, other: "Advertisement") -> bool:
+        """Whether a kubelet would see no difference."""
+        ours, theirs = ([part.devices for part in one.parts.values() if part.devices] for one in (self, other))
+        return ours == theirs
 
 
-def advertise(view: ResourceView, node: NodeView, accounts: Accounts, offer: str | None = None) -> Advertisement:
+def advertise(
+    view: ResourceView,
+    node: NodeView,
+    accounts: Accounts,
+    offer: str | None = None,
+    before: Mapping[str, Part] = NO_PARTS,
+) -> Advertisement:
     """The list of one resource.
 
     Args:
         offer: for a unit resource, the GPU on offer before; it is kept while the caller wants the offer to rest
             (None: take the GPU with most free units). A pod's later containers must find the units of the GPU its
             earlier ones got.
+        before: the parts of its last list, to keep those that stay as they are.
     """
     held = accounts.held_shares(view.name)
     held_by_group: dict[str, list[str]] = {}
@@ -57,12 +83,11 @@ def advertise(view: ResourceView, node: NodeView, accounts: Accounts, offer: str
     unit = isinstance(view.resource.memory, UnitMemory)
     if unit and (offer is None or not room.get(offer)):
         offer = max(room, key=lambda name: room[name], default=None)
-    devices: list[Device] = []
+    parts: dict[str, Part] = {}
     for name in dict.fromkeys((*view.device_ids, *held_by_group)):
         offered = not unit or name == offer
-        free = room.get(name, 0) if offered else 0
-        held_here = held_by_group.get(name, [])
-        devices.extend(_group_devices(view, name, node.group(name), held, held_here, free, offered))
+        held_here = {share: held[share] for share in held_by_group.get(name, ())}
+        parts[name] = _part(view, name, node.group(name), held_here, room.get(name, 0), offered, before.get(name))
     reasons = tuple((name, reason) for name, (_, reason) in room_of.items() if reason) + tuple(view.unfit.items())
     if view.on_sets:  # which overlap, so that many say the same
         codes = [reason.code for _, reason in reasons]
@@ -70,7 +95,7 @@ def advertise(view: ResourceView, node: NodeView, accounts: Accounts, offer: str
     reason = view.closed
     if reason is None and not any(room.values()):
         reason = reasons[0][1] if reasons else ALL_TAKEN
-    return Advertisement(tuple(devices), reason, reasons, offer if unit else None)
+    return Advertisement(parts, reason, reasons, offer if unit else None)
 
 
 def _available(view: ResourceView, name: str, fit: int, held: Mapping[str, bool]) -> int:
@@ -80,22 +105,28 @@ def _available(view: ResourceView, name: str, fit: int, held: Mapping[str, bool]
     return min(fit, len(view.device_ids[name]) - sum(1 for share in held if view.group_of.get(share) == name))
 
 
-def _group_devices(
+def _part(
     view: ResourceView,
     name: str,
     group: GroupView | None,
     held: Mapping[str, bool],
-    held_here: list[str],
-    free: int,
+    room: int,
     offered: bool,
-) -> Iterable[Device]:
-    """The devices of one group in slot order, then held ones that the config no longer lists."""
+    before: Part | None,
+) -> Part:
+    """The devices of one group in slot order, then held ones that the config no longer lists. `held`: those of the
+    group, and whether the kubelet still holds them."""
     listed = view.devices.get(name, NOTHING)
-    if not held_here and free in (0, len(listed.healthy)):
-        return listed.healthy if free else listed.unhealthy
+    free = room if offered else 0
     lost = group is not None and group.lost is not None
     # A share whose pod is gone, but which we still count, may be taken again unless the GPU takes nothing new.
     vacated_healthy = offered and group is not None and not takes_nothing(view, group)
+    numa = () if group is None else numa_nodes(view.resource, group)
+    made_of = (listed, tuple(held.items()), free, lost, vacated_healthy, numa)
+    if before is not None and before.made_of == made_of:
+        return before
+    if not held and free in (0, len(listed.healthy)):
+        return Part(listed.healthy if free else listed.unhealthy, made_of)
     devices = []
     for well, ill in zip(listed.healthy, listed.unhealthy, strict=True):
         at_kubelet = held.get(well.id)
@@ -105,7 +136,7 @@ def _group_devices(
         else:
             healthy = not lost and (at_kubelet or vacated_healthy)
         devices.append(well if healthy else ill)
-    extra = [share for share in held_here if share not in view.group_of]
-    numa = () if group is None else numa_nodes(view.resource, group)
+    extra = [share for share in held if share not in view.group_of]
     devices += [Device(share, not lost and held[share], numa) for share in sorted(extra, key=ids.slot_of)]
-    return devices
+    found = tuple(devices)
+    return Part(before.devices if before is not None and before.devices == found else found, made_of)

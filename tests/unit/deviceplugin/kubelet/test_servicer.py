@@ -8,10 +8,12 @@ import grpc
 import pytest
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as pb
+from deviceplugin.kubelet import servicer
 from deviceplugin.kubelet.refusals import CODE_METADATA, Refusals
-from deviceplugin.kubelet.servicer import DevicePlugin
+from deviceplugin.kubelet.servicer import LIST_PAUSE_S, DevicePlugin
 from deviceplugin.plan.reasons import OfferCode, RefusalCode
 from tests.builders import uuid
+from tests.waiting import NEVER_S
 from tests.world import SHARE, World
 
 RESOURCE = "gpufrac.dev/a"
@@ -57,7 +59,8 @@ class Served:
         self.service = DevicePlugin(RESOURCE, self.world.broker, self.world.keeper.recheck, self.refusals, self._ended)
 
     def stream(self, context: Context) -> Iterator[pb.ListAndWatchResponse]:
-        return self.service.ListAndWatch(pb.Empty(), context)  # type: ignore[arg-type]
+        for message in self.service.ListAndWatch(pb.Empty(), context):  # type: ignore[arg-type]
+            yield pb.ListAndWatchResponse.FromString(message)
 
     def refused(self, device_id: str) -> Context:
         """An Allocate that is refused."""
@@ -86,6 +89,28 @@ def test_a_stream_that_the_kubelet_cancels_ends_and_is_told(served: Served) -> N
     context.end()
     assert list(stream) == []
     assert (served.service.streams, served.ends) == (0, 1)
+
+
+def test_between_two_lists_there_is_a_pause_however_many_grants_come(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(served.world.broker, "pause_list", lambda seconds, stop: pauses.append(seconds))
+    stream = served.stream(Context())
+    next(stream)
+    served.world.broker.resend()
+    next(stream)
+    assert pauses == [LIST_PAUSE_S]
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_pause_between_lists_ends_with_its_stream(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer, "LIST_PAUSE_S", NEVER_S)
+    context = Context()
+    stream = served.stream(context)
+    next(stream)
+    context.end()
+    assert list(stream) == []
 
 
 def test_a_stream_that_grpc_closes_between_two_lists_is_told_as_well(served: Served) -> None:
