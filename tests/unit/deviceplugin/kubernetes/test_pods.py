@@ -146,7 +146,7 @@ def test_deletions_are_told_once_also_of_before_the_start(world: World) -> None:
     world.server.touch_pod("ns", "p", {"a": "c"})
     world.server.remove_pod("ns", "p")
     world.server.remove_pod("ns", "early")
-    assert world.wait(lambda: len(world.watch) == 0)
+    assert world.wait(lambda: len(world.watch) == 0 and len(world.told) == 2), "it is told by a thread of its own"
     assert world.told == [("early", 60.0), ("p", 20.0)]
 
 
