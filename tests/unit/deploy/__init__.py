@@ -1,0 +1,1 @@
+"""What is in deploy/, held against the program and against Kubernetes."""
