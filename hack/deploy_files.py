@@ -35,7 +35,9 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
 def digest() -> str:
     """Of the chart, of what is set here, and of this file."""
     found = hashlib.sha256(Path(__file__).read_bytes())
-    for path in sorted(path for path in CHART.rglob("*") if path.is_file() and "ci" not in path.parts):
+    for path in sorted(
+        path for path in CHART.rglob("*") if path.suffix != ".md" and path.is_file() and "ci" not in path.parts
+    ):
         found.update(path.relative_to(CHART).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()
 
