@@ -38,6 +38,8 @@ COMMANDS = {
     "config": Lazy(
         "deviceplugin.cli.config", "config", "Write a config for this node; check a file, or show its effective values."
     ),
+    "install": Lazy("deviceplugin.cli.install", "install", "Install both processes on this node, as systemd services."),
+    "uninstall": Lazy("deviceplugin.cli.install", "uninstall", "Take them off again."),
     "sim": Lazy("deviceplugin.cli.sim", "sim", "A simulated node: admit pods and see what they would get."),
     "mpsd": Lazy("deviceplugin.cli.processes", "mpsd", "Run the process that owns GPUs and MPS daemons."),
     "plugin": Lazy("deviceplugin.cli.processes", "plugin", "Run the kubelet device plugin."),
