@@ -7,7 +7,7 @@ daemon are sent one after the other.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mpsd.common.errors import TransientError
@@ -42,10 +42,24 @@ class ControlClient(Protocol):
         ...
 
 
-class FrontEnd:
-    """`ControlClient` over the control binary."""
+Reach = Callable[[Sequence[str], Mapping[str, str]], tuple[Sequence[str], Mapping[str, str]]]
+"""From arguments and environment of a program of the driver's to those of a process that becomes it."""
 
-    def __init__(self, mps: MpsConfig) -> None:
+
+def as_it_is(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+    """`Reach` where the driver's programs are at hand."""
+    return arguments, environment
+
+
+class FrontEnd:
+    """`ControlClient` over the control binary.
+
+    Args:
+        reach: how the binary is come by, where it may not be in our mount namespace.
+    """
+
+    def __init__(self, mps: MpsConfig, reach: Reach = as_it_is) -> None:
+        self._reach = reach
         self._binary = control_binary(mps)
         self._environment = base_environment(mps)
         self._locks: dict[str, threading.Lock] = {}
@@ -85,7 +99,8 @@ class FrontEnd:
         try:
             left_s = max(0.1, deadline_s - time.monotonic())
             text = f"{command}\n".encode() if command else b""
-            done = process.run([self._binary, *arguments], environment, text, left_s, MAX_REPLY_BYTES)
+            words, variables = self._reach([self._binary, *arguments], environment)
+            done = process.run(words, variables, text, left_s, MAX_REPLY_BYTES)
         finally:
             lock.release()
         return done.returncode, done.output.decode(errors="replace")

@@ -15,7 +15,7 @@ from mpsd.config.model import MpsConfig
 from mpsd.daemon import dirs as directories
 from mpsd.daemon import process, protocol3
 from mpsd.daemon.adopt import DaemonIdentity, Evidence, Foreign, Ours, ProcessIdentity, judge
-from mpsd.daemon.control import MAX_REPLY_BYTES, ControlClient, FrontEnd
+from mpsd.daemon.control import MAX_REPLY_BYTES, ControlClient, FrontEnd, as_it_is
 from mpsd.daemon.controller import QUERY_S, Configured, Controller, MpsClients
 from mpsd.daemon.controller2 import Controller2
 from mpsd.daemon.controller3 import Controller3
@@ -54,14 +54,17 @@ class Place(Protocol):
     """Where daemons are started on this host, and what lies around them there.
 
     `launch` gives arguments and environment of a process that becomes the daemon, `explain` what went wrong where it
-    did not get that far, empty when it did. `leave` clears up after one that is gone, `remove` for good. `launch` and
-    `remove` raise TransientError.
+    did not get that far, empty when it did. `reach` gives those of a program of the driver's that talks to one. `leave`
+    clears up after one that is gone, `remove` for good. `launch` and `remove` raise TransientError.
     """
 
     def launch(
         self, name: str, dirs: DaemonDirs, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> tuple[Sequence[str], Mapping[str, str]]: ...
     def explain(self, returncode: int, output: str) -> str: ...
+    def reach(
+        self, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[Sequence[str], Mapping[str, str]]: ...
     def leave(self, name: str) -> None: ...
     def remove(self, dirs: DaemonDirs) -> None: ...
 
@@ -108,7 +111,8 @@ class LocalHost:
         place: Place | None = None,
         simulated: bool = False,
     ) -> None:
-        control = control or FrontEnd(mps)
+        self._reach = place.reach if place is not None else as_it_is
+        control = control or FrontEnd(mps, self._reach)
         self._mps = mps
         self._binary = control_binary(mps)
         self._state = state
@@ -145,7 +149,8 @@ class LocalHost:
     def _offers_protocol_3(self) -> bool:
         """Raises GpufracError where the binary does not tell."""
         arguments = [self._binary, *protocol3.HELP]
-        done = process.run(arguments, dict(base_environment(self._mps)), b"", self._help_s, MAX_REPLY_BYTES)
+        words, variables = self._reach(arguments, dict(base_environment(self._mps)))
+        done = process.run(words, variables, b"", self._help_s, MAX_REPLY_BYTES)
         said = done.output.decode(errors="replace")
         offered = protocol3.is_offered(said, done.returncode)
         if offered is None:

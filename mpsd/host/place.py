@@ -1,5 +1,7 @@
 """Where this host has its control daemons started: outside of mpsd's pod where it can, with what they need around."""
 
+import os
+import shutil
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -39,6 +41,16 @@ class HostPlace:
     def explain(self, returncode: int, output: str) -> str:
         """See Place."""
         return launch.explain(returncode, output)
+
+    def reach(
+        self, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[Sequence[str], Mapping[str, str]]:
+        """See Place: from here where the program is here, too, as the container toolkit brings it; else in the host's
+        mount namespace, where the daemon is."""
+        mounts = [file for file in self._survival.namespaces if os.path.basename(file) == "mnt"]
+        if not mounts or shutil.which(arguments[0], path=environment.get("PATH")) is not None:
+            return arguments, environment
+        return launch.command(arguments, environment.items(), namespaces=mounts)
 
     def leave(self, name: str) -> None:
         """See Place: removes the cgroups."""

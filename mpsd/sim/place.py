@@ -30,6 +30,12 @@ class SimulatedPlace:
         """See Place: only the daemon's own words tell."""
         return ""
 
+    def reach(
+        self, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[Sequence[str], Mapping[str, str]]:
+        """See Place."""
+        return arguments, environment
+
     def leave(self, name: str) -> None:
         """See Place: nothing lies around it."""
 

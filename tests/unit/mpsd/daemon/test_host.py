@@ -287,6 +287,12 @@ class Elsewhere:
         self.asked.append(("launch", name))
         return [*self.program, *arguments], environment
 
+    def reach(
+        self, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> tuple[Sequence[str], Mapping[str, str]]:
+        self.asked.append(("reach", " ".join(arguments[1:])))
+        return [*self.program, *arguments], environment
+
     def explain(self, returncode: int, output: str) -> str:
         return f"launch {returncode}: {output.strip()}"
 
