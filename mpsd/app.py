@@ -81,11 +81,10 @@ def run(config_path: str, *, log_format: Literal["text", "json"] = "text") -> in
 
 
 def _lock_files(config: NodeConfig) -> tuple[str, ...]:
-    """One in each directory that no other mpsd may use, whatever its config is. The directories are made."""
-    roots = (config.mps.run_root, config.state_root, config.mps.log_root)
-    for directory in roots:
-        make_directory(directory, 0o755)
-    return tuple(os.path.join(directory, "mpsd.lock") for directory in roots)
+    """Their directories are made."""
+    for path in config.mpsd_locks:
+        make_directory(os.path.dirname(path), 0o755)
+    return config.mpsd_locks
 
 
 def _start(config: NodeConfig, config_path: str, parts: ExitStack, systemd: notify.Target | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`gpufrac install systemd` and `gpufrac uninstall systemd`: both processes as services of a node without a chart."""
+"""`gpufrac install systemd`, and `gpufrac uninstall systemd|node`: a node without a chart, and what is left on any."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ force_option = click.option("--force", is_flag=True, help="Units that somebody e
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 
 
-@click.group()
+@click.group(epilog="Example: gpufrac install systemd --now")
 def install() -> None:
     """Install gpufrac on this node. On a cluster, the Helm chart does it for all nodes."""
 
@@ -90,9 +90,45 @@ def install_systemd(config_path: str, directory: str, *, now: bool, force: bool,
         say(f"Start them with: {command}")
 
 
-@click.group()
+@click.group(epilog="Example: gpufrac uninstall node --dry-run")
 def uninstall() -> None:
     """Take gpufrac off this node again."""
+
+
+@uninstall.command(
+    "node", short_help="What both processes left behind.", epilog="Example: gpufrac uninstall node --dry-run"
+)
+@click.option(
+    "--config",
+    "config_path",
+    default="/etc/gpufrac/config.yaml",
+    show_default=True,
+    type=click.Path(),
+    help="The config that they ran with.",
+    metavar="FILE",
+)
+@click.option("--keep-logs", is_flag=True, help="Leave the logs of MPS daemons.")
+@click.option("--yes", is_flag=True, help="Don't ask before MPS daemons are ended.")
+@dry_run_option
+@failures
+def uninstall_node(config_path: str, *, keep_logs: bool, yes: bool, dry_run: bool) -> None:
+    """Leave the node as it was found: delete the pods that hold shares and stop the plugin, then run this twice, before
+    and after mpsd is stopped.
+
+    While mpsd runs, its daemons are ended, compute modes given back, and CDI files and records removed, as by `gpufrac
+    mpsd cleanup`. When it has stopped, its directories go, too: what gpufrac wrote there, and nothing else. Exit code 0
+    when nothing is left, 1 names what is and what to do; it can be run again.
+    """
+    from deviceplugin.cli.uninstall import after, dry, while_mpsd_runs
+    from mpsd.config.load import load_config
+
+    config = load_config(config_path)
+    if dry_run:
+        dry(config, logs=not keep_logs)
+    elif while_mpsd_runs(config, yes=yes):
+        raise Failure(f"mpsd runs still: stop it, then once more: gpufrac uninstall node --config {config_path}")
+    else:
+        after(config, logs=not keep_logs)
 
 
 @uninstall.command("systemd", short_help="The services of systemd.", epilog="Example: gpufrac uninstall systemd")
@@ -102,7 +138,7 @@ def uninstall() -> None:
 @failures
 def uninstall_systemd(directory: str, *, force: bool, dry_run: bool) -> None:
     """Stop and disable the services, and remove their units. Daemons that have clients run on, and records stay: before
-    that `gpufrac mpsd cleanup` leaves the node as it was found."""
+    that `gpufrac uninstall node` leaves the node as it was found."""
     from deviceplugin.draft.units import NAMES, Owner
 
     _check(directory)

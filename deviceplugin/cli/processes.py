@@ -63,31 +63,37 @@ def cleanup(config_path: str | None, run_root: str | None, output: str, *, yes: 
     Stop the plugin first, and delete the pods that hold shares. Nothing starts again until mpsd is restarted. Exit code
     1 names what could not be undone, and what is still there.
     """
-    from mpsd.localapi.call import call
-    from mpsd.localapi.client import MpsdClient
-    from mpsd.localapi.snapshot import CleanedUp
-
-    root = run_root_of(config_path, run_root)
-    snapshot = MpsdClient(mpsd_socket(root)).snapshot()
-    if _answers(plugin_socket(root)):
-        complain("gpufrac plugin is up: stop it first, or it goes on admitting pods that can't start")
-    if not yes:
-        users = _users(snapshot.gpus)
-        confirm(f"End every MPS daemon of this node, and restore the compute modes? They have {_clients(users)}.")
-    done = call(mpsd_socket(root), "cleanup", {}, CleanedUp, timeout_s=40.0)
-    plugin = [PLUGIN_RUNS] if _answers(plugin_socket(root)) else _clear_plugin(root, done.places)
-    left = [*done.left, *plugin]
-    if left:
-        raise Failure(f"cannot leave the node as it was found: {'; '.join(left)}")
-    ours = sorted({done.places.run_root, done.places.log_root, done.places.state_root})
+    places = clean_up(run_root_of(config_path, run_root), yes=yes)
+    ours = sorted({places.run_root, places.log_root, places.state_root})
     if output == "json":
-        print_json({"left": left, "directories": ours})
+        print_json({"left": [], "directories": ours})
     else:
         say(
             "The node is as it was found: no MPS daemon of ours runs, every compute mode is restored, no pod holds a "
             "share, and no CDI file of ours is left."
         )
-        say(f"Logs and sockets of mpsd are in {', '.join(ours)}: remove them when it has stopped.")
+        say(f"Logs and sockets of mpsd are in {', '.join(ours)}.")
+        say("When it has stopped, `gpufrac uninstall node` removes them.")
+
+
+def clean_up(root: str, *, yes: bool) -> "Places":
+    """Has the mpsd of a run root end its daemons, and removes what the plugin left. Raises Failure: what is left."""
+    from mpsd.localapi.call import call
+    from mpsd.localapi.client import MpsdClient
+    from mpsd.localapi.snapshot import CleanedUp
+
+    snapshot = MpsdClient(mpsd_socket(root)).snapshot()
+    if answers(plugin_socket(root)):
+        complain("gpufrac plugin is up: stop it first, or it goes on admitting pods that can't start")
+    if not yes:
+        users = _users(snapshot.gpus)
+        confirm(f"End every MPS daemon of this node, and restore the compute modes? They have {_clients(users)}.")
+    done = call(mpsd_socket(root), "cleanup", {}, CleanedUp, timeout_s=40.0)
+    plugin = [PLUGIN_RUNS] if answers(plugin_socket(root)) else _clear_plugin(root, done.places)
+    left = [*done.left, *plugin]
+    if left:
+        raise Failure(f"cannot leave the node as it was found: {'; '.join(left)}")
+    return done.places
 
 
 def _clear_plugin(root: str, places: "Places") -> list[str]:
@@ -196,7 +202,7 @@ def _clients(users: Mapping[int, str]) -> str:
     return f"{counted(len(users), 'client')}{f': pid {some(users.values())}' if users else ''}"
 
 
-def _answers(socket: str) -> bool:
+def answers(socket: str) -> bool:
     """Whether a process serves it."""
     from mpsd.localapi.call import call
 

@@ -278,6 +278,11 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
         return plugin_socket(self.mps.run_root)
 
     @property
+    def mpsd_locks(self) -> tuple[str, ...]:
+        """A file in each directory that no two mpsd may use, whatever their configs are."""
+        return tuple(f"{root}/mpsd.lock" for root in (self.mps.run_root, self.state_root, self.mps.log_root))
+
+    @property
     def simulation_directory(self) -> str:
         """Where the simulated backend keeps what a driver would: faults, compute modes, memory in use."""
         return f"{self.mps.run_root}/sim"
