@@ -147,7 +147,8 @@ def test_it_needs_every_right_that_it_is_granted_and_uses_no_other(world: World)
 
 
 def test_the_account_is_the_same_everywhere() -> None:
-    account, _, binding = manifests("rbac.yaml")
+    account, other, _, binding = manifests("rbac.yaml")
+    assert other["automountServiceAccountToken"] is False, "mpsd asks nothing of the API server"
     (subject,) = binding["subjects"]
     name, namespace = account["metadata"]["name"], account["metadata"]["namespace"]
     assert (subject["name"], subject["namespace"]) == (name, namespace)
