@@ -29,6 +29,8 @@ from mpsd.common.processlock import ProcessLock
 from mpsd.common.stopsignal import Stop, StopSignal
 from mpsd.config.load import load_config
 from mpsd.config.model import NodeConfig
+from mpsd.events.kinds import EventKind
+from mpsd.events.recorder import Recorder
 from mpsd.host import checks
 
 log = get_logger("plugin")
@@ -96,14 +98,16 @@ def serve(config: NodeConfig, config_path: str, stop: Stop, systemd: notify.Targ
     devices = DeviceChooser(broker, scan, Choice(known.gpu_kind, hooked=known.hooked), Toolkit().hooks)
     devices.choose()
     broker.publish()
-    sessions = Sessions(kubelet_places(config), broker, late)
+    recorder = Recorder(config.state_root, "plugin", say=log)
+    recorder.tell(EventKind.STARTED, pid=os.getpid())
+    sessions = Sessions(kubelet_places(config), broker, late, recorder)
     services = notifier = None
     try:
         sessions.sync()
         sessions.wait_registered(REGISTER_FIRST_S)
         from deviceplugin.services import Services
 
-        services = Services(config_path, broker, sessions, devices, known_path, known)
+        services = Services(config_path, broker, sessions, devices, known_path, known, recorder)
         services.start()
         late.set(services.recheck)
         started = services
@@ -118,6 +122,8 @@ def serve(config: NodeConfig, config_path: str, stop: Stop, systemd: notify.Targ
         sessions.close()
         broker.close()
         ledger.close()
+        recorder.tell(EventKind.STOPPED, pid=os.getpid())
+        recorder.close()
 
 
 class LateRecheck:

@@ -25,6 +25,7 @@ from deviceplugin.reconcile.mpsdwatch import MpsdWatch
 from deviceplugin.reconcile.runtimelook import RuntimeLook
 from deviceplugin.reconcile.specguard import SpecGuard
 from deviceplugin.status import needs
+from deviceplugin.status.happenings import AllocationNews
 from deviceplugin.status.health import not_ready
 from deviceplugin.status.methods import methods
 from deviceplugin.status.metrics import render as render_metrics
@@ -43,6 +44,7 @@ from mpsd.common.socketfile import SocketFile
 from mpsd.config.model import NodeConfig
 from mpsd.config.reload import Process, merge
 from mpsd.config.watch import ConfigWatcher
+from mpsd.events.recorder import Recorder
 from mpsd.localapi.call import call
 from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.health import Health, stuck
@@ -78,9 +80,10 @@ class Services:
         devices: DeviceChooser,
         known_path: str,
         known: lastknown.LastKnown,
+        recorder: Recorder,
     ) -> None:
         config = broker.node.config
-        self._broker, self._sessions, self._devices = broker, sessions, devices
+        self._broker, self._sessions, self._devices, self._recorder = broker, sessions, devices, recorder
         self._started_unix_s = time.time()
         places = kubelet_places(config)
         self._kubelet_socket = SocketFile(places.registration_socket)
@@ -101,11 +104,13 @@ class Services:
             marked_cgroups=partial(marked_cgroups, simulated=simulated.cgroups_of(config)),
             blind="" if config.backend == "simulated" else needs.sees_no_containers(),
             housekeeping=self._housekeeping,
+            teller=recorder,
         )
         # What is no business of ours, we say nothing of: another agent may.
         readiness = self._readiness if config.annotations is not None else None
         self._kubernetes = KubernetesApi(config.kubernetes, readiness=readiness, on_deleting=self._on_deleting)
         self._pod_news = PodNews(self._kubernetes.events)
+        self._allocation_news = AllocationNews(recorder)
         self._endings = Endings(broker, self._terminate) if config.kubernetes.access != OFF else None
         self._annotated = self._annotated_pods(config)
         annotated = self._annotated
@@ -143,6 +148,7 @@ class Services:
 
     def start(self) -> None:
         """Starts all parts. What fails is raised; `close` ends what has started."""
+        self._recorder.start()
         for part in self._parts:
             self._running.append(part)
             part.start()
@@ -221,6 +227,7 @@ class Services:
             unguarded=_unguarded(config),
             running_pods=partial(processes_of_pods, simulated=config.backend == "simulated"),
             on_change=self._kubernetes.wake,
+            teller=self._recorder,
         )
         return AnnotatedPods(config.annotations, config.nri, frontend)
 
@@ -252,7 +259,9 @@ class Services:
         self._devices.choose_if_due()
         self._runtime.look()
         self._sessions.sync()
-        self._pod_news.observe(allocation_statuses(self._broker.inspect(), self._keeper.report))
+        allocations = allocation_statuses(self._broker.inspect(), self._keeper.report)
+        self._pod_news.observe(allocations)
+        self._allocation_news.observe(allocations)
 
     def _kubelet_hint(self) -> None:
         now = self._kubelet_socket.look()

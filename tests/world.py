@@ -29,6 +29,7 @@ from mpsd.config.model import NodeConfig
 from mpsd.gpu.model import GpuInfo
 from mpsd.localapi.snapshot import DaemonStatus, Desired, GpuClient, GpuClients, HardLimits, LimitQuery, LimitReading
 from tests.builders import CANNOT, config, fixed, info, reported, resource, snapshot, units, uuid
+from tests.heard import Heard
 
 SHARE = device_id(uuid(0), 0)
 CONFIG = config(resource("a", fixed(8)), resource("b", fixed(40)), resource("u", units()))
@@ -167,6 +168,7 @@ class World:
         self.broker = self.open_broker(cfg)
         self.specs, self.mpsd, self.kubelet = FakeSpecs(), FakeMpsd(), FakeKubelet()
         self.processes: dict[str, list[PodProcess]] = {}
+        self.heard = Heard()
         self.begin()
 
     def begin(self) -> None:
@@ -180,6 +182,7 @@ class World:
             pod_processes=lambda: self.processes,
             marked_cgroups=lambda root: self.marked,
             blind=self.blind,
+            teller=self.heard,
             monotonic=lambda: self.now_s,
         )
         self.tell()

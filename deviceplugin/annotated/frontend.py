@@ -29,6 +29,7 @@ from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.processes import PodProcess
 from mpsd.config.model import AnnotationsConfig
+from mpsd.events.recorder import SILENT, Teller
 
 log = get_logger("plugin")
 
@@ -83,6 +84,7 @@ class AnnotatedFrontend:
         running_pods: Callable[[], Mapping[str, Sequence[PodProcess]]] = dict,
         list_all: Callable[[], Inventory] = lambda: ((), ()),
         on_change: Callable[[], None] = lambda: None,
+        teller: Teller = SILENT,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
@@ -90,7 +92,7 @@ class AnnotatedFrontend:
         self._broker, self._config = broker, config
         self._find_unguarded, self._on_change = unguarded, on_change
         self._running_pods, self._monotonic = running_pods, monotonic
-        self._reporter = Reporter(events, wall)
+        self._reporter = Reporter(events, teller, wall)
         self._absence = Absence(config.when_away, stop_container, restart_policy, events)
         self._creator = Creator(broker, config, keeper, self._reporter.reduced, pause)
         self._starter = Starter(broker, mpsd, keeper.observe, monotonic, pause)

@@ -16,6 +16,9 @@ from deviceplugin.plan.reasons import OfferCode
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason
+from mpsd.events.kinds import EventKind
+from mpsd.events.model import Subject
+from mpsd.events.recorder import SILENT, Teller
 
 log = get_logger("plugin")
 
@@ -34,10 +37,10 @@ class Refusing:
 
 
 class Reporter:
-    """Each word is logged once, and sent as an event each time: whoever sends them counts repeats."""
+    """Each word is told and sent as an event each time: whoever takes them counts repeats."""
 
-    def __init__(self, events: Events, wall: Callable[[], float] = time.time) -> None:
-        self._events, self._wall = events, wall
+    def __init__(self, events: Events, teller: Teller = SILENT, wall: Callable[[], float] = time.time) -> None:
+        self._events, self._teller, self._wall = events, teller, wall
         self._lock = threading.Lock()
         self._refusing: dict[ContainerRef, Refusing] = {}
         self._findings: dict[str, tuple[str, tuple[Finding, ...]]] = {}
@@ -59,8 +62,8 @@ class Reporter:
             while len(self._refusing) > KEPT:
                 del self._refusing[next(iter(self._refusing))]
         text = reason.message
-        if before is None or before.reason != reason:
-            log.warning("an annotated container is refused", container=str(ref), code=reason.code, reason=text)
+        subject = Subject(namespace=ref.namespace, pod=ref.pod, container=ref.container, pod_uid=ref.pod_uid)
+        self._teller.tell(EventKind.REFUSED, subject, reason)
         self._send(ref, "Warning", "GpuShareRefused", text)
         return Refused(f"gpufrac: container {ref.container!r} of pod {ref.namespace}/{ref.pod}: {text}")
 

@@ -27,6 +27,7 @@ COMMANDS = {
     ),
     "daemons": Lazy("deviceplugin.cli.node", "daemons", "MPS control daemons: state, limit read back, restarts."),
     "clients": Lazy("deviceplugin.cli.clients", "clients", "Processes on the GPUs: pod, allocation, memory, kind."),
+    "events": Lazy("deviceplugin.cli.events", "events", "What happened on the node and why, also while it is down."),
     "drain": Lazy("deviceplugin.cli.drain", "drain", "Give nothing new on GPUs; what runs there goes on."),
     "undrain": Lazy("deviceplugin.cli.drain", "undrain", "End a drain."),
     "terminate": Lazy(

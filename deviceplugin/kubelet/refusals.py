@@ -1,42 +1,30 @@
-"""Refused Allocates: counted by what they asked for and why, and said."""
+"""Allocates that were refused: the pods that this costs are gone, so that it happened is kept here, and told."""
 
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 
 from deviceplugin.plan.allocation import Refusal
-from mpsd.common.log import get_logger
-
-log = get_logger("plugin")
+from mpsd.events.kinds import EventKind
+from mpsd.events.model import Subject
+from mpsd.events.recorder import Teller
 
 CODE_METADATA = "gpufrac-code"
 """Key of the trailing metadata that has a refusal's code. A kubelet passes on the message alone."""
-AGAIN_S = 60.0
-"""How often the same words are a warning: a controller whose pods are refused makes new ones all the time."""
 
 
 class Refusals:
     """Of all resources, since the plugin started. Thread-safe."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._said: dict[str, tuple[Refusal, float]] = {}
-        """Resource -> the last warning of it, and when that was."""
 
     def note(self, resource: str, refusal: Refusal) -> None:
-        """One more; a warning where it is news."""
-        now_s = self._monotonic()
+        """One more."""
         with self._lock:
             self._counts[resource, str(refusal.code)] += 1
-            said, said_s = self._said.get(resource, (None, 0.0))
-            news = said != refusal or now_s - said_s >= AGAIN_S
-            if news:
-                self._said[resource] = refusal, now_s
-        tell = log.warning if news else log.debug
-        tell("an Allocate is refused", resource=resource, code=refusal.code, reason=refusal.message)
+        self._teller.tell(EventKind.REFUSED, Subject(resource=resource), refusal)
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:

@@ -110,6 +110,7 @@ class DevicePlugin:
             try:
                 outcome = self._broker.allocate(self._resource, container.devices_ids, self._recheck)
             except LedgerError as error:
+                self._refusals.note(self._resource, Refusal(OfferCode.NO_RECORDS, str(error)))
                 context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             if isinstance(outcome, Refusal):
                 self._refusals.note(self._resource, outcome)

@@ -9,6 +9,7 @@ from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.kubelet.session import Session
 from mpsd.common.log import get_logger
 from mpsd.config.model import socket_name
+from mpsd.events.recorder import SILENT, Teller
 
 log = get_logger("plugin")
 
@@ -19,9 +20,10 @@ ENDING_S = 2.0
 class Sessions:
     """Starts and ends sessions as the broker's resources come and go. Thread-safe."""
 
-    def __init__(self, places: KubeletPlaces, broker: Broker, recheck: Recheck) -> None:
+    def __init__(self, places: KubeletPlaces, broker: Broker, recheck: Recheck, teller: Teller = SILENT) -> None:
         self._places, self._broker, self._recheck = places, broker, recheck
-        self.refusals = Refusals()
+        self._teller = teller
+        self.refusals = Refusals(teller)
         self._lock = threading.Lock()
         self._registered = threading.Condition()
         self._sessions: dict[str, Session] = {}

@@ -29,7 +29,11 @@ class Mpsd(Protocol):
 
 class Attacher:
     """The rounds of one thread, which calls `attach` whenever the broker is dirty. `held_back`: allocations whose
-    shares processes of the last owner still use, and why."""
+    shares processes of the last owner still use, and why.
+
+    Args:
+        on_round: called once files are as they should be, as far as they can be.
+    """
 
     def __init__(
         self,
@@ -39,11 +43,12 @@ class Attacher:
         first_look: FirstLook,
         last_owners: LastOwners,
         *,
+        on_round: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker, self._files, self._mpsd = broker, files, mpsd
         self._first_look, self._last_owners = first_look, last_owners
-        self._monotonic = monotonic
+        self._on_round, self._monotonic = on_round, monotonic
         self._started_s = monotonic()
         self._verified_s = 0.0
         self._pushed: Desired | None = None
@@ -100,6 +105,7 @@ class Attacher:
             verify = verify or self._files.are_off()
             problems += self._write(permissions, verify=verify, looked=looked.all)
             self._files.note(problems)
+            self._on_round()
         return deadline_s
 
     def _write(self, permissions: Permissions, *, verify: bool, looked: bool) -> list[str]:

@@ -24,12 +24,14 @@ from deviceplugin.reconcile.lastowners import LastOwners
 from deviceplugin.reconcile.observer import Kubelet, KubeletSocket, Observer
 from deviceplugin.reconcile.releases import Releases
 from deviceplugin.reconcile.report import Report
+from deviceplugin.reconcile.sharenews import ShareNews
 from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.processes import PodProcess
 from mpsd.common.pulse import Pulse
 from mpsd.common.reason import Reason
 from mpsd.common.threads import GuardedThread, Mishaps
+from mpsd.events.recorder import SILENT, Teller
 from mpsd.localapi.reasons import ClientsCode
 from mpsd.localapi.snapshot import Desired, GpuClients, LimitQuery, LimitReading
 
@@ -68,6 +70,7 @@ class Keeper:
         marked_cgroups: one look at all cgroups of containers with our marker, below a root.
         blind: why processes of containers can't be seen at all, empty when they can.
         housekeeping: called by the observer after every look.
+        teller: is told of shares.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Keeper:
         marked_cgroups: Callable[[str], Iterable[MarkedCgroup]],
         blind: str = "",
         housekeeping: Callable[[], None] = lambda: None,
+        teller: Teller = SILENT,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._broker, self._mpsd, self._housekeeping = broker, mpsd, housekeeping
@@ -96,7 +100,16 @@ class Keeper:
             pod_exists=self._observer.pod_exists,
         )
         self._files = PermissionFiles(broker, specs, monotonic=monotonic)
-        self._attacher = Attacher(broker, self._files, mpsd, self._first_look, self._last_owners, monotonic=monotonic)
+        self._share_news = ShareNews(broker, self._files, teller, lambda: self._attacher.held_back, monotonic=monotonic)
+        self._attacher = Attacher(
+            broker,
+            self._files,
+            mpsd,
+            self._first_look,
+            self._last_owners,
+            on_round=self._share_news.look,
+            monotonic=monotonic,
+        )
         self._releases = Releases(broker, self._files, self._last_owners, self._look_up)
         self._resent: set[str | Shares] = set()
         self._limits = LimitKeeper(broker, mpsd, marked_cgroups, monotonic=monotonic)

@@ -8,11 +8,8 @@ from deviceplugin.reconcile.files import PermissionFiles
 from deviceplugin.reconcile.lastowners import LastOwners
 from deviceplugin.reconcile.reasons import ReleaseCode
 from mpsd.common.errors import GpufracError
-from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason
 from mpsd.localapi.snapshot import GpuClients
-
-log = get_logger("plugin")
 
 
 class Releases:
@@ -65,5 +62,4 @@ class Releases:
         if problem is not None:
             self._broker.end_release(allocation.key)
             return problem
-        log.info("released", key=allocation.key, resource=allocation.resource, group=allocation.group)
         return None

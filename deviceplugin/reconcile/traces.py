@@ -103,7 +103,7 @@ def _is_link(path: str) -> bool:
 def _patterns(config: NodeConfig, *, logs: bool) -> Iterator[str]:
     run, log, state = (glob.escape(root) for root in (config.mps.run_root, config.mps.log_root, config.state_root))
     yield from (f"{run}/mpsd.*", f"{run}/plugin.*", f"{run}/mps", f"{log}/mpsd.lock")
-    yield from (f"{state}/mpsd.*", f"{state}/plugin", f"{state}/selftest.json", f"{state}/events.*")
+    yield from (f"{state}/mpsd.*", f"{state}/plugin", f"{state}/selftest.json", f"{state}/events")
     if config.backend == "simulated":
         yield f"{run}/sim"
     if logs:

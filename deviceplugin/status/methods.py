@@ -47,6 +47,7 @@ def methods(broker: Broker, status: Callable[[], PluginStatus], health: Callable
         {
             "status": lambda _: status(),
             "health": lambda _: health(),
+            "state_root": lambda _: broker.node.config.state_root,
             "allocations": lambda _: status().allocations,
             "clients": show_clients,
             "targets": show_targets,

@@ -13,6 +13,7 @@ API_VERSION: Final = "gpufrac.dev/v1"
 KIND: Final = "NodeConfig"
 
 GIB = 1024 * MIB
+STATE_ROOT: Final = "/var/lib/gpufrac"
 
 MAX_ADVERTISED_DEVICES = 20_000
 """Longest list one resource may advertise. A kubelet drops lists over 4 MiB (about 68,000 entries of 44 characters)."""
@@ -258,7 +259,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's --root-dir: `pod-resources/` and `pods/` are below it."""
     kubelet_device_plugins: str = "/var/lib/kubelet/device-plugins"
     """A constant of the kubelet, whatever its --root-dir (pkg/apis/deviceplugin/v1beta1, DevicePluginPath)."""
-    state_root: str = "/var/lib/gpufrac"
+    state_root: str = STATE_ROOT
     backend: str = "nvml"
     """nvml | simulated"""
     simulated: SimulatedConfig = SimulatedConfig()

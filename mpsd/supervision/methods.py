@@ -137,6 +137,7 @@ def methods(
             "limits": limits,
             "status": lambda _: _status(supervisor),
             "health": lambda _: health(supervisor, pulses),
+            "state_root": lambda _: supervisor.state_root,
         }
     ) | operating(
         {

@@ -169,6 +169,11 @@ class Supervisor:
         return config.annotations is not None or any(r.mode is Mode.SM_SHARING for r in config.resources)
 
     @property
+    def state_root(self) -> str:
+        """Where what must outlive it is."""
+        return self._node.config.state_root
+
+    @property
     def simulated(self) -> bool:
         """Whether GPUs and pods are simulated."""
         return self._node.config.backend == "simulated"

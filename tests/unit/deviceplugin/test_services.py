@@ -27,6 +27,7 @@ from deviceplugin.status.metricsserver import MetricsServer
 from mpsd.common.errors import GpufracError
 from mpsd.config.load import load_config
 from mpsd.config.watch import ConfigWatcher
+from mpsd.events.recorder import Recorder
 from mpsd.localapi.call import call
 from mpsd.localapi.health import Health
 from mpsd.localapi.reasons import HealthCode
@@ -61,13 +62,20 @@ class Node:
         self.ledger = Ledger(str(root / "state/plugin/allocations"))
         self.broker = Broker(config, self.ledger, Drains(str(root / "drains.json")))
         self.sessions = Sessions(kubelet_places(config), self.broker, lambda *, release=True: None)
+        self.recorder = Recorder(str(root / "state"), "plugin")
         devices = DeviceChooser(self.broker, scan, Choice(""), lambda: None)
         self.said: list[tuple[str, str]] = []
         for part in PARTS:
             for verb in ("start", "close"):
                 monkeypatch.setattr(part, verb, self._noted(part, verb, getattr(part, verb)))
         self.services = Services(
-            str(path), self.broker, self.sessions, devices, str(root / "node.json"), lastknown.LastKnown()
+            str(path),
+            self.broker,
+            self.sessions,
+            devices,
+            str(root / "node.json"),
+            lastknown.LastKnown(),
+            self.recorder,
         )
 
     def _noted(self, part: type, verb: str, real: Callable[[object], None]) -> Callable[[object], None]:
@@ -84,6 +92,7 @@ class Node:
         self.services.close()
         self.sessions.close()
         self.broker.close()
+        self.recorder.close()
         self.ledger.close()
 
 

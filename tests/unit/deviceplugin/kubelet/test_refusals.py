@@ -1,28 +1,23 @@
-"""Refused Allocates: counted each time, a warning where they are news."""
+"""Refused Allocates: each is counted, and told."""
 
-import logging
-
-import pytest
-
-from deviceplugin.kubelet.refusals import AGAIN_S, Refusals
+from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.plan.allocation import Refusal
 from deviceplugin.plan.reasons import OfferCode
+from tests.heard import Heard
 
 FULL = Refusal(OfferCode.ALL_TAKEN, "all shares are taken")
 TAKEN = Refusal(OfferCode.MEMORY_TAKEN, "the memory is taken")
 
 
-def test_a_flood_of_the_same_refusal_is_one_warning_and_all_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    now_s = [0.0]
-    refusals = Refusals(lambda: now_s[0])
-    for resource, refusal in (("a", FULL), ("a", FULL), ("b", FULL), ("a", TAKEN), ("a", FULL)):
+def test_each_refusal_is_counted_and_told() -> None:
+    heard = Heard()
+    refusals = Refusals(heard)
+    for resource, refusal in (("a", FULL), ("a", FULL), ("b", FULL), ("a", TAKEN)):
         refusals.note(resource, refusal)
-    assert refusals.counts == {"a": {"AllTaken": 3, "MemoryTaken": 1}, "b": {"AllTaken": 1}}
-    assert warnings(caplog) == 4
-    now_s[0] = AGAIN_S
-    refusals.note("a", FULL)
-    assert warnings(caplog) == 5, "what lasts is said again"
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> int:
-    return sum(record.levelno == logging.WARNING for record in caplog.records)
+    assert refusals.counts == {"a": {"AllTaken": 2, "MemoryTaken": 1}, "b": {"AllTaken": 1}}
+    assert [(word.kind, word.subject.resource, word.reason) for word in heard.words] == [
+        ("Refused", "a", FULL),
+        ("Refused", "a", FULL),
+        ("Refused", "b", FULL),
+        ("Refused", "a", TAKEN),
+    ]

@@ -12,6 +12,7 @@ from deviceplugin.kubelet import servicer
 from deviceplugin.kubelet.refusals import CODE_METADATA, Refusals
 from deviceplugin.kubelet.servicer import LIST_PAUSE_S, DevicePlugin
 from deviceplugin.plan.reasons import OfferCode, RefusalCode
+from mpsd.events.recorder import SILENT
 from tests.builders import uuid
 from tests.waiting import NEVER_S
 from tests.world import SHARE, World
@@ -55,7 +56,7 @@ class Served:
         self.world = World(root)
         self.world.keeper.attach()
         self.ends = 0
-        self.refusals = Refusals()
+        self.refusals = Refusals(SILENT)
         self.service = DevicePlugin(RESOURCE, self.world.broker, self.world.keeper.recheck, self.refusals, self._ended)
 
     def stream(self, context: Context) -> Iterator[pb.ListAndWatchResponse]:

@@ -14,6 +14,7 @@ from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.kubelet.session import Again, Session, SessionState
 from deviceplugin.sim.kubelet.kubelet import StubKubelet
+from mpsd.events.recorder import SILENT
 from tests.builders import config, fixed, resource
 from tests.waiting import NEVER_S, until
 from tests.world import World
@@ -32,7 +33,7 @@ class Node:
         self.kubelet.start()
         self.path = os.path.join(places.device_plugins, "a.sock")
         recheck = self.world.keeper.recheck
-        self.session = Session(RESOURCE, places, "a.sock", self.world.broker, recheck, Refusals())
+        self.session = Session(RESOURCE, places, "a.sock", self.world.broker, recheck, Refusals(SILENT))
 
     def start(self) -> None:
         """Until the kubelet listens, which it may begin to before its answer to the registration is here."""

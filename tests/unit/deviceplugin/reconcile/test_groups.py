@@ -14,6 +14,7 @@ from deviceplugin.plan.allocation import Allocation, Refusal
 from mpsd.config.model import CdiConfig, Delivery, Enforcement
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import namespace_of
+from mpsd.events.recorder import SILENT
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import CANNOT, config, fixed, reported, resource, snapshot, units, uuid
 from tests.mpspaths import mount_directory
@@ -134,7 +135,7 @@ def test_an_answer_names_what_will_be_mounted_before_mpsd_made_it(short_tmp: Pat
     known = lastknown.without_moments(world.broker.node.gpus)
     world.broker = world.open_broker(cfg)
     world.broker.restore(known, CANNOT)
-    service = DevicePlugin("gpufrac.dev/pair", world.broker, world.keeper.recheck, Refusals())
+    service = DevicePlugin("gpufrac.dev/pair", world.broker, world.keeper.recheck, Refusals(SILENT))
     request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=["pair0::1"])])
     (answer,) = service.Allocate(request, context=None).container_responses  # type: ignore[arg-type]
     (mount,) = answer.mounts

@@ -16,5 +16,5 @@ def test_what_only_looks_and_what_changes_something(calm: Bench) -> None:
     supervisor = calm.supervisor
     table = methods(supervisor, Terminator(supervisor), LimitsApi(supervisor), nothing_is_cleaned)
     of = {access: {name for name, method in table.items() if method.access is access} for access in Access}
-    assert of[Access.READ] == {"snapshot", "watch", "desired", "clients", "limits", "status", "health"}
+    assert of[Access.READ] == {"snapshot", "watch", "desired", "clients", "limits", "status", "health", "state_root"}
     assert of[Access.OPERATE] == {"apply", "set_limits", "replace", "confirm_indices", "terminate", "cleanup"}
