@@ -183,6 +183,7 @@ def test_a_pods_life(node: Containerd, session: NriSession, recorder: Recorder) 
         ("run_pod", "life"),
         ("create", "main"),
         ("start", "main"),
+        ("stop", "main"),
         ("remove", "main"),
         ("stop_pod", "life"),
         ("remove_pod", "life"),
