@@ -1,13 +1,9 @@
 """Writes docs/reasons.md: every code, what it means and what to do, from the enums in the code."""
 
-import importlib
-import pkgutil
 import sys
 from pathlib import Path
 
-import deviceplugin
-import mpsd
-from mpsd.common.reason import Code
+from deviceplugin.cli.codes import subjects
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reasons.md"
 HEAD = """# Reasons
@@ -28,16 +24,6 @@ the Container Device Interface, NRI the runtime's Node Resource Interface; a cgr
 and dmem its controller of device memory; MIG is Multi-Instance GPU; an XID is an error of the driver. More are in the
 [glossary](glossary.md).
 """
-
-
-def subjects() -> list[type[Code]]:
-    """All enums of codes, in the order of their modules."""
-    for package in (mpsd, deviceplugin):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            parts = module.name.split(".")
-            if not {"sim", "api", "__main__"} & set(parts):
-                importlib.import_module(module.name)
-    return sorted(Code.__subclasses__(), key=lambda code: (code.__module__, code.__name__))
 
 
 def render() -> str:

@@ -28,6 +28,9 @@ COMMANDS = {
     "daemons": Lazy("deviceplugin.cli.node", "daemons", "MPS control daemons: state, limit read back, restarts."),
     "clients": Lazy("deviceplugin.cli.clients", "clients", "Processes on the GPUs: pod, allocation, memory, kind."),
     "events": Lazy("deviceplugin.cli.events", "events", "What happened on the node and why, also while it is down."),
+    "explain": Lazy(
+        "deviceplugin.cli.explain", "explain", "What a reason code means, what to do, and where it is now."
+    ),
     "drain": Lazy("deviceplugin.cli.drain", "drain", "Give nothing new on GPUs; what runs there goes on."),
     "undrain": Lazy("deviceplugin.cli.drain", "undrain", "End a drain."),
     "terminate": Lazy(

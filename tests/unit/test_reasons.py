@@ -10,10 +10,10 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
+from deviceplugin.cli.codes import subjects
 from deviceplugin.plan.reasons import FINAL, EnforcementCode, OfferCode, RefusalCode
 from deviceplugin.status.clients import GpuClientsStatus
 from deviceplugin.status.model import PluginStatus
-from hack.reasons_doc import subjects
 from mpsd.common.reason import Code, Reason
 from mpsd.localapi.snapshot import GpuClients, LimitReading, Snapshot, Termination
 
