@@ -152,6 +152,7 @@ class KubeApiserver:
             f"--service-account-signing-key-file={here}/accounts.key",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--endpoint-reconciler-type=none",
+            "--allow-privileged=true",
             "--authorization-mode=RBAC",
             "--disable-admission-plugins=ServiceAccount",
             *self._flags,
@@ -284,12 +285,13 @@ class KubeApiserver:
     def events(self, namespace: str) -> list[Object]:
         return list(self.ask("GET", f"/api/v1/namespaces/{namespace}/events")["items"])
 
-    def create(self, manifest: Object) -> None:
-        """One of the kinds that deploy/rbac.yaml has."""
+    def create(self, manifest: Object, query: str = "") -> None:
+        """One of the kinds that deploy/gpufrac.yaml has."""
         group, _, version = manifest["apiVersion"].rpartition("/")
         namespace = manifest["metadata"].get("namespace")
-        base = f"/apis/{group}/{version}" if group else f"/api/{version}/namespaces/{namespace}"
-        self.ask("POST", f"{base}/{manifest['kind'].lower()}s", manifest)
+        base = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        kinds = f"{manifest['kind'].lower()}s".replace("policys", "policies")
+        self.ask("POST", f"{base}{f'/namespaces/{namespace}' if namespace else ''}/{kinds}{query}", manifest)
 
     def token(self, namespace: str, account: str) -> str:
         """A new one for a service account."""

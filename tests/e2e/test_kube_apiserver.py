@@ -32,6 +32,7 @@ from deviceplugin.kubernetes.pods import ApiPod
 from mpsd.config.model import KubernetesConfig
 from tests.apiserver import StubApiServer
 from tests.e2e.kubeapiserver import KubeApiserver, wait, why_not
+from tests.unit.deploy.manifests import installed
 from tests.unit.deviceplugin.kubernetes.certificates import certificate
 from tests.waiting import WAIT_S
 
@@ -51,9 +52,8 @@ def everybodys() -> Iterator[KubeApiserver]:
     directory = Path(tempfile.mkdtemp(prefix="gf-", dir="/tmp"))
     try:
         with KubeApiserver(directory) as server:
-            account, role, binding = yaml.safe_load_all(RBAC.read_text())
-            server.add_namespace(account["metadata"]["namespace"])
-            for manifest in (account, role, binding):
+            server.add_namespace("gpufrac")
+            for manifest in yaml.safe_load_all(RBAC.read_text()):
                 server.create(manifest)
             yield server
     finally:
@@ -64,6 +64,18 @@ def everybodys() -> Iterator[KubeApiserver]:
 def server(everybodys: KubeApiserver) -> KubeApiserver:
     everybodys.revive()
     return everybodys
+
+
+def test_the_whole_manifest_is_taken(server: KubeApiserver) -> None:
+    """As far as the server's version knows its kinds; what its schemas say of all, tests/unit/deploy has."""
+    taken = set()
+    for one in installed():
+        newer = one["kind"].startswith("ValidatingAdmissionPolicy")
+        if one["kind"] != "Namespace" and not newer:  # that is there, and the name is taken
+            one["metadata"]["name"] += "-tried"
+            server.create(one, "?dryRun=All")
+            taken.add(one["kind"])
+    assert {"DaemonSet", "ConfigMap", "NetworkPolicy", "ClusterRole", "ServiceAccount"} <= taken
 
 
 class World:
