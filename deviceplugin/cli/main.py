@@ -28,6 +28,7 @@ COMMANDS = {
     "daemons": Lazy("deviceplugin.cli.node", "daemons", "MPS control daemons: state, limit read back, restarts."),
     "clients": Lazy("deviceplugin.cli.clients", "clients", "Processes on the GPUs: pod, allocation, memory, kind."),
     "events": Lazy("deviceplugin.cli.events", "events", "What happened on the node and why, also while it is down."),
+    "doctor": Lazy("deviceplugin.cli.doctor", "doctor", "Every prerequisite of the node: ok or not, why, what to do."),
     "explain": Lazy(
         "deviceplugin.cli.explain", "explain", "What a reason code means, what to do, and where it is now."
     ),
