@@ -34,8 +34,8 @@ def test_a_code_is_found_in_each_subject_that_has_it_in_any_case() -> None:
 
 def test_a_typo_gets_what_was_meant() -> None:
     assert near("togreen", [Fruit, Bread]) == ["TooGreen"]
-    assert unknown("togreen", ["TooGreen"]).endswith("did you mean TooGreen?")
-    assert "docs/reasons.md" in unknown("x", [])
+    assert unknown("togreen", ["TooGreen"], pods_known=True).endswith("did you mean TooGreen?")
+    assert "docs/reasons.md" in unknown("x", [], pods_known=False)
 
 
 def test_places_of_a_code_are_found_in_every_form_that_a_reason_has() -> None:
