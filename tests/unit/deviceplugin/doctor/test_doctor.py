@@ -13,6 +13,7 @@ from deviceplugin.doctor.model import Row, State, exit_code, well
 from deviceplugin.doctor.reasons import DoctorCode
 from mpsd.common.reason import Reason
 from mpsd.config.model import CdiConfig, MpsConfig, NodeConfig
+from tests.unit.deviceplugin.cli.test_whys import allocation, status
 
 GOOD = Facts(
     simulated=True,
@@ -136,3 +137,10 @@ def test_the_command_works_while_both_processes_are_down(tmp_path: Path) -> None
     table = CliRunner().invoke(doctor, arguments)
     assert table.exit_code == 3
     assert "what to do:" in table.output
+
+
+def test_a_cdi_file_without_an_allocation_is_stale() -> None:
+    facts = msgspec.structs.replace(GOOD, plugin=status(allocation("a", "live")), own_files=("live", "gone"))
+    found = of(facts, "stale CDI files")
+    assert found.reason == Reason(DoctorCode.STALE_FILE, "of allocation gone")
+    assert of(msgspec.structs.replace(facts, own_files=("live",)), "stale CDI files").state == State.OK
