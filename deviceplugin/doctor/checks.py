@@ -8,7 +8,7 @@ from deviceplugin.doctor.model import Row, State, of_reason, row, well
 from deviceplugin.doctor.reasons import DoctorCode
 from deviceplugin.status.model import PluginStatus
 from mpsd.common.reason import Reason, reason_of, reasons_of
-from mpsd.localapi.snapshot import Snapshot
+from mpsd.localapi.snapshot import DaemonState, Snapshot
 
 DISK_LOW_BYTES = 64 << 20
 INOTIFY_LOW = 128
@@ -95,9 +95,17 @@ def _driver(facts: Facts) -> Iterator[Row]:
             yield well(name, f"compute capability {major}.{minor}, compute mode {gpu.driver_compute_mode}")
 
 
+def _daemons_run(facts: Facts) -> bool:
+    """Then mpsd found the program, whatever the mount namespace of this command has."""
+    gpus = facts.snapshot.gpus if facts.snapshot is not None else ()
+    return any(gpu.daemon is not None and gpu.daemon.state is DaemonState.READY for gpu in gpus)
+
+
 def _mps(facts: Facts) -> Iterator[Row]:
     if facts.simulated:
         yield well("MPS program", "simulated")
+    elif _daemons_run(facts):
+        yield well("MPS program", "its daemons run")
     elif facts.mps_binary is None:
         yield row("MPS program", State.FAIL, DoctorCode.NO_MPS_BINARY, "the control program of MPS was not found")
     else:
@@ -151,7 +159,8 @@ def _kernel(facts: Facts) -> Iterator[Row]:
     if facts.clock_kept:
         yield well("clock", "kept in time")
     else:
-        yield row("clock", State.UNKNOWN, DoctorCode.NO_CLOCK, "no sign of systemd-timesyncd: another may keep it")
+        state = State.UNKNOWN if facts.clock_kept is None else State.WARN
+        yield row("clock", state, DoctorCode.NO_CLOCK, "the kernel knows of nothing that keeps it in time")
 
 
 def _cdi(facts: Facts) -> Iterator[Row]:

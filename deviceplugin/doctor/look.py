@@ -1,5 +1,6 @@
 """Gathers the facts for `gpufrac doctor`. Reads only, and works while both processes are down."""
 
+import ctypes
 import os
 import resource
 import shutil
@@ -18,6 +19,10 @@ from mpsd.daemon.paths import control_binary, daemon_dirs, socket_objection
 from mpsd.host.checks import closed_objection, nofile_objection
 from mpsd.localapi.snapshot import Snapshot
 
+TIMEX_BYTES = 512
+"""More than a `struct timex` has."""
+TIME_ERROR = 5
+"""What adjtimex(2) says of a clock that nothing keeps in time."""
 STEM = "gpufrac.dev-allocation_"
 LONGEST = "GPU-00000000-0000-0000-0000-000000000000"
 """A domain's name is the UUID of its GPU, or a shorter one."""
@@ -32,7 +37,6 @@ def gather(
     *,
     assumed: bool = False,
     proc: str = "/proc",
-    run: str = "/run",
 ) -> Facts:
     """What the checks judge. The driver is asked only where mpsd does not answer: one process asks it at a time.
 
@@ -66,8 +70,17 @@ def gather(
         kubelet_missing=kubelet_places(config).missing(),
         cdi_errors=dict(scan(with_own(DEFAULT_DIRECTORIES, config.cdi.directory)).errors),
         own_files=_own_files(config.cdi.directory),
-        clock_kept=os.path.exists(f"{run}/systemd/timesync/synchronized") or None,
+        clock_kept=_clock_kept(),
     )
+
+
+def _clock_kept() -> bool | None:
+    """Whether some time service keeps the clock, as the kernel knows (adjtimex(2)); None where it does not say."""
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != TIME_ERROR
 
 
 def settings(config: NodeConfig) -> tuple[tuple[str, str], ...]:

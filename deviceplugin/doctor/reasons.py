@@ -47,7 +47,7 @@ class DoctorCode(Code):
         "The kubelet's sockets are not there.",
         "Start it, or correct `kubelet` in config.",
     )
-    NO_CLOCK = ("ClockNotChecked", "Whether the clock is kept in time can't be told.", "Run a time service.")
+    NO_CLOCK = ("ClockNotKept", "Nothing is known to keep the clock in time.", "Run a time service such as chrony.")
     NO_CONFIG = (
         "ConfigNotNamed",
         "No config was named, so the default directories were looked at.",

@@ -13,6 +13,9 @@ from deviceplugin.doctor.model import Row, State, exit_code, well
 from deviceplugin.doctor.reasons import DoctorCode
 from mpsd.common.reason import Reason
 from mpsd.config.model import CdiConfig, MpsConfig, NodeConfig
+from mpsd.gpu.model import GpuHealth
+from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuStatus, Snapshot
+from tests.builders import info
 from tests.unit.deviceplugin.cli.test_whys import allocation, status
 
 GOOD = Facts(
@@ -51,6 +54,7 @@ BAD = [
     ({"inotify_instances": INOTIFY_LOW - 1}, "inotify", State.WARN, DoctorCode.FEW_WATCHES),
     ({"inotify_instances": None}, "inotify", State.UNKNOWN, DoctorCode.CANNOT_LOOK),
     ({"clock_kept": None}, "clock", State.UNKNOWN, DoctorCode.NO_CLOCK),
+    ({"clock_kept": False}, "clock", State.WARN, DoctorCode.NO_CLOCK),
     ({"cdi_errors": {"/c.json": ("broken",)}}, "CDI files", State.WARN, DoctorCode.CDI_NOT_USABLE),
     ({"own_files": None}, "stale CDI files", State.UNKNOWN, DoctorCode.CANNOT_LOOK),
     ({"assumed": True}, "config", State.UNKNOWN, DoctorCode.NO_CONFIG),
@@ -109,13 +113,13 @@ def test_facts_are_gathered_from_the_node_as_it_is(tmp_path: Path) -> None:
         kubelet_device_plugins=str(tmp_path),
         state_root=str(tmp_path / "none"),
     )
-    facts = gather(config, None, None, (None, None), (), proc=str(tmp_path), run=str(tmp_path))
+    facts = gather(config, None, None, (None, None), (), proc=str(tmp_path))
     assert facts.own_files == ("abc",)
     assert str(cdi / "gpufrac.dev-allocation_abc.json") in facts.cdi_errors
     assert facts.socket_objection
     assert facts.kubelet_missing
     assert facts.inotify_instances is None
-    assert facts.clock_kept is None
+    assert facts.clock_kept in (True, False), "the kernel tells"
     exists = {place.setting: place.exists for place in facts.places}
     assert exists["cdi.directory"]
     assert not exists["stateRoot"]
@@ -144,3 +148,10 @@ def test_a_cdi_file_without_an_allocation_is_stale() -> None:
     found = of(facts, "stale CDI files")
     assert found.reason == Reason(DoctorCode.STALE_FILE, "of allocation gone")
     assert of(msgspec.structs.replace(facts, own_files=("live",)), "stale CDI files").state == State.OK
+
+
+def test_daemons_that_run_prove_their_program_wherever_this_command_looks() -> None:
+    for state, expected in ((DaemonState.READY, State.OK), (DaemonState.BACKOFF, State.FAIL)):
+        gpu = GpuStatus(info=info(0), health=GpuHealth.OK, daemon=DaemonStatus(state=state))
+        snapshot = Snapshot(instance="i", generation=1, gpus=(gpu,))
+        assert of(Facts(snapshot=snapshot), "MPS program").state is expected
