@@ -133,7 +133,7 @@ class Recorder:
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
-        if not self._thread.is_alive():
+        else:
             self._file.close()
 
     def tell(
@@ -170,6 +170,7 @@ class Recorder:
             stopping = self._stop.is_set()
             self.work(last=stopping)
             if stopping:
+                self._file.close()
                 return
             if self._wake.wait(self._bound.wait_s(self._monotonic())):
                 self._stop.wait(REST_S)
