@@ -82,7 +82,7 @@ def test_the_snapshot_says_what_the_node_proves_about_hard_limits(short_tmp: Pat
 def test_snapshots_grow_by_one_per_change_and_not_without(calm: Bench) -> None:
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
     calm.until_daemon(ONE, DaemonState.READY)
-    before = calm.supervisor.snapshot
+    before = calm.until(lambda s: s.hard_limits.probed)  # that is news of its own
     calm.supervisor.inventory_changed(inventory(state_of(ONE)))
     calm.supervisor.config_refused(Reason(ConfigCode.REFUSED, "bad"))
     after = calm.until(lambda s: s.config_error == "bad")
