@@ -23,8 +23,13 @@ from mpsd.daemon.host import LocalHost, Place
 from mpsd.daemon.logs.parse import Severity
 from mpsd.daemon.logs.tail import LogTails
 from mpsd.daemon.state import StateFile
+from mpsd.events.kinds import EventKind
+from mpsd.events.model import Subject
+from mpsd.events.recorder import Recorder
 from mpsd.gpu.backend import GpuBackend, GpuError
+from mpsd.gpu.news import meaning
 from mpsd.gpu.prober import Prober
+from mpsd.gpu.xid import Xid
 from mpsd.host import checks, reexec, survival
 from mpsd.host.place import HostPlace
 from mpsd.limits.api import LimitsApi
@@ -89,6 +94,7 @@ def _lock_files(config: NodeConfig) -> tuple[str, ...]:
 
 def _start(config: NodeConfig, config_path: str, parts: ExitStack, systemd: notify.Target | None = None) -> None:
     """Starts everything; `parts` takes what has to be closed, last started first."""
+    of_file = config
     config, backend = _backend(config)
     try:
         copy = os.path.join(config.mps.run_root, "mpsd.json")
@@ -103,6 +109,7 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack, systemd: noti
         lambda name, severity, text: _SAY[severity](text, daemon=name),
         max_bytes=config.mps.log_max_bytes,
     )
+    recorder = Recorder(config.state_root, "mpsd", on_counted=lambda: supervisor.look_again())  # noqa: PLW0108
     place, warnings = _place(config)
     host = LocalHost(config.mps, state, place=place, simulated=config.backend == "simulated")
     supervisor = Supervisor(
@@ -113,9 +120,15 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack, systemd: noti
         logs=logs,
         kick=lambda: prober.kick(),  # noqa: PLW0108 - the prober comes after
         warnings=warnings,
+        teller=recorder,
     )
     variables = systemd.variables if systemd is not None else {}
-    prober = Prober(backend, supervisor.inventory_changed, on_error=partial(_begin_anew_if_due, variables))
+    prober = Prober(
+        backend,
+        supervisor.inventory_changed,
+        on_error=partial(_begin_anew_if_due, variables),
+        on_xid=partial(_tell_xid, recorder),
+    )
     served = methods(
         supervisor,
         Terminator(supervisor),
@@ -128,10 +141,13 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack, systemd: noti
         config_path,
         lambda new: supervisor.config_changed(simulated.with_emulator(new)),
         lambda error: supervisor.config_refused(Reason(ConfigCode.REFUSED, error)),
-        current=config,
+        current=of_file,
     )
     server.start()  # first: where the socket can't be had, nothing was touched
     parts.callback(server.close)
+    recorder.tell(EventKind.STARTED, pid=os.getpid())
+    recorder.start()
+    parts.callback(_stop_telling, recorder)
     # The supervisor ends before the prober, which closes the driver, and before the server: the stop can be seen.
     prober.start()
     parts.callback(prober.close)
@@ -144,6 +160,15 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack, systemd: noti
     notifier = notify.Notifier(systemd, lambda: health(supervisor, [prober.pulse]).word)
     notifier.start()
     parts.callback(notifier.close)
+
+
+def _tell_xid(recorder: Recorder, uuid: str, row: Xid) -> None:
+    recorder.tell(EventKind.XID, Subject(gpus=(uuid,)), meaning(row), detail=row.text)
+
+
+def _stop_telling(recorder: Recorder) -> None:
+    recorder.tell(EventKind.STOPPED, pid=os.getpid())
+    recorder.close()
 
 
 def _place(config: NodeConfig) -> tuple[_Place, tuple[Reason, ...]]:

@@ -1,12 +1,12 @@
 """What parts of a process tell, in place of a recorder."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from mpsd.common.reason import Reason, code_of
 from mpsd.events.kinds import EventKind
 from mpsd.events.model import Subject
-from mpsd.events.recorder import NOBODY
+from mpsd.events.teller import NOBODY
 
 
 class Word(NamedTuple):
@@ -16,6 +16,7 @@ class Word(NamedTuple):
     subject: Subject
     reason: Reason | None
     times: int
+    total: int
     pid: int
     detail: str
     unix_s: float | None
@@ -23,6 +24,9 @@ class Word(NamedTuple):
 
 class Heard:
     """A Teller that remembers each word; what nobody told yet is no news here."""
+
+    counts: Mapping[str, int] = {"Xid": 3}
+    lost = 2
 
     def __init__(self) -> None:
         self.words: list[Word] = []
@@ -35,11 +39,12 @@ class Heard:
         reason: Reason | None = None,
         *,
         count: int = 1,
+        total: int = 0,
         pid: int = 0,
         detail: str = "",
         unix_s: float | None = None,
     ) -> None:
-        self.words.append(Word(str(kind), subject, reason, count, pid, detail, unix_s))
+        self.words.append(Word(str(kind), subject, reason, count, total, pid, detail, unix_s))
 
     def settle(self, rest: EventKind, there: Collection[str]) -> None:
         self.settled.append((str(rest), frozenset(there)))

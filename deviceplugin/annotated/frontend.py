@@ -29,7 +29,7 @@ from mpsd.common.errors import GpufracError
 from mpsd.common.log import get_logger
 from mpsd.common.processes import PodProcess
 from mpsd.config.model import AnnotationsConfig
-from mpsd.events.recorder import SILENT, Teller
+from mpsd.events.teller import SILENT, Teller
 
 log = get_logger("plugin")
 

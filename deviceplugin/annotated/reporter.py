@@ -18,7 +18,7 @@ from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason
 from mpsd.events.kinds import EventKind
 from mpsd.events.model import Subject
-from mpsd.events.recorder import SILENT, Teller
+from mpsd.events.teller import SILENT, Teller
 
 log = get_logger("plugin")
 

@@ -6,7 +6,7 @@ from collections import Counter
 from deviceplugin.plan.allocation import Refusal
 from mpsd.events.kinds import EventKind
 from mpsd.events.model import Subject
-from mpsd.events.recorder import Teller
+from mpsd.events.teller import Teller
 
 CODE_METADATA = "gpufrac-code"
 """Key of the trailing metadata that has a refusal's code. A kubelet passes on the message alone."""

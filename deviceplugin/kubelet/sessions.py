@@ -9,7 +9,7 @@ from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.kubelet.session import Session
 from mpsd.common.log import get_logger
 from mpsd.config.model import socket_name
-from mpsd.events.recorder import SILENT, Teller
+from mpsd.events.teller import SILENT, Teller
 
 log = get_logger("plugin")
 

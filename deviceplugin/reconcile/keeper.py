@@ -31,7 +31,7 @@ from mpsd.common.processes import PodProcess
 from mpsd.common.pulse import Pulse
 from mpsd.common.reason import Reason
 from mpsd.common.threads import GuardedThread, Mishaps
-from mpsd.events.recorder import SILENT, Teller
+from mpsd.events.teller import SILENT, Teller
 from mpsd.localapi.reasons import ClientsCode
 from mpsd.localapi.snapshot import Desired, GpuClients, LimitQuery, LimitReading
 

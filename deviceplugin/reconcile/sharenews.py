@@ -11,7 +11,7 @@ from mpsd.common.quantity import format_bytes
 from mpsd.common.reason import Reason
 from mpsd.events.kinds import EventKind
 from mpsd.events.model import Subject
-from mpsd.events.recorder import Teller
+from mpsd.events.teller import Teller
 
 PATIENCE_S = 2.0
 """How long a share that was just granted may wait in silence: files are written within milliseconds, and daemons

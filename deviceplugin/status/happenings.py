@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from deviceplugin.status.model import AllocationStatus
 from mpsd.events.kinds import EventKind
 from mpsd.events.model import Subject
-from mpsd.events.recorder import Teller
+from mpsd.events.teller import Teller
 
 
 class AllocationNews:

@@ -95,10 +95,10 @@ def _anonymous(event: Event) -> Event:
     return structs.replace(event, **_NOTHING)
 
 
-_NOTHING = {**structs.asdict(Subject()), "reason": "", "reason_code": "", "detail": "", "pid": 0}
+_NOTHING = {**structs.asdict(Subject()), "reason": "", "reason_code": "", "detail": "", "pid": 0, "total": 0}
 
 
 def _thing(event: Event) -> _Key:
-    """What counts as the same: the kind, the reason's code, and what it is about."""
+    """What counts as the same: the kind, the reason's code, the detail, and what it is about."""
     about = event.key or event.pod_uid or event.resource
-    return event.kind, event.reason_code, about, event.container, event.daemon, *event.gpus
+    return event.kind, event.reason_code, event.detail, about, event.container, event.daemon, *event.gpus

@@ -32,6 +32,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
 
     `instance` is the process that told it (`boot`: in which run of the kernel), `number` counts its events from 1.
     `count`: so many are told by this one, when they came too fast to have a line each; its time is then the last one's.
+    `total`: what is counted on from event to event, so many by now, as long as the process with `pid` lives.
     `reason` says why, `detail` is what is worth knowing besides. `pid`: the process that it is about. The other fields
     are those of its `Subject`.
     """
@@ -43,6 +44,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, renam
     number: Count
     boot: str = ""
     count: Count = 1
+    total: Count = 0
     key: str = ""
     namespace: str = ""
     pod: str = ""
@@ -85,6 +87,7 @@ def event(
     number: int,
     boot: str = "",
     count: int = 1,
+    total: int = 0,
     pid: int = 0,
     detail: str = "",
 ) -> Event:
@@ -97,6 +100,7 @@ def event(
         number=number,
         boot=boot,
         count=count,
+        total=total,
         key=_name(subject.key),
         namespace=_name(subject.namespace),
         pod=_name(subject.pod),

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from mpsd.common.log import Logger, get_logger
 from mpsd.common.processes import boot_id
@@ -17,8 +17,9 @@ from mpsd.common.reason import Reason
 from mpsd.common.threads import GuardedThread
 from mpsd.events.bound import RateBound
 from mpsd.events.file import MAX_BYTES, EventFile, read
-from mpsd.events.kinds import WARNINGS, EventKind, RunCode
+from mpsd.events.kinds import STATE_OF, WARNINGS, EventKind, RunCode
 from mpsd.events.model import Event, Subject, event
+from mpsd.events.teller import NOBODY
 from mpsd.events.told import Told
 
 log = get_logger("events")
@@ -28,55 +29,6 @@ REST_S = 0.05
 MOST_WAITING = 5000
 CLOSE_S = 2.0
 """How long a disk that hangs may hold up the end of the process."""
-NOBODY = Subject()
-
-
-class Teller(Protocol):
-    """What parts of a process need to tell of what happens. For any thread; takes no time."""
-
-    def tell(
-        self,
-        kind: EventKind,
-        subject: Subject = NOBODY,
-        reason: Reason | None = None,
-        *,
-        count: int = 1,
-        pid: int = 0,
-        detail: str = "",
-        unix_s: float | None = None,
-    ) -> None:
-        """Something happened, or a state is what it is: of that only a change is an event.
-
-        Args:
-            count: so often at once.
-            pid: of the process that it is about.
-            detail: what is worth knowing besides the reason.
-            unix_s: when it was; None: now.
-        """
-        ...
-
-    def settle(self, rest: EventKind, there: Collection[str]) -> None:
-        """These are all things that a state is of now: of any other it was told of before, it is at `rest`."""
-        ...
-
-
-class _Silent:
-    def tell(
-        self,
-        kind: EventKind,
-        subject: Subject = NOBODY,
-        reason: Reason | None = None,
-        *,
-        count: int = 1,
-        pid: int = 0,
-        detail: str = "",
-        unix_s: float | None = None,
-    ) -> None: ...
-    def settle(self, rest: EventKind, there: Collection[str]) -> None: ...
-
-
-SILENT: Teller = _Silent()
-"""Tells nobody: for a part by itself."""
 
 
 class Recorder:
@@ -143,12 +95,13 @@ class Recorder:
         reason: Reason | None = None,
         *,
         count: int = 1,
+        total: int = 0,
         pid: int = 0,
         detail: str = "",
         unix_s: float | None = None,
     ) -> None:
         """See Teller."""
-        self._put(_Word(kind, subject, reason, count, pid, detail, self._wall() if unix_s is None else unix_s))
+        self._put(_Word(kind, subject, reason, count, total, pid, detail, self._wall() if unix_s is None else unix_s))
 
     def settle(self, rest: EventKind, there: Collection[str]) -> None:
         """See Teller."""
@@ -210,7 +163,8 @@ class Recorder:
     def _news(self, word: "_Word | _All") -> Iterator[Event]:
         if isinstance(word, _All):
             for was in self._told.missing(word.rest, word.there):
-                yield from self._noted(_Word(word.rest, was.subject, None, 1, 0, "", word.unix_s))
+                why = was.why if STATE_OF[word.rest].field == "reason_code" else None
+                yield from self._noted(_Word(word.rest, was.subject, why, unix_s=word.unix_s))
         elif word.kind == EventKind.STARTED and word.reason is None:
             yield from self._noted(word._replace(reason=self._silence()))
         else:
@@ -236,18 +190,20 @@ class Recorder:
             number=self._number,
             boot=self._boot,
             count=word.times,
+            total=word.total,
             pid=word.pid,
             detail=word.detail,
         )
-        if self._told.is_news(made):
-            self._told.note(made)
-            yield made
+        for one in (self._told.unseen(made), self._told.news(made)):
+            if one is not None:
+                self._told.note(one)
+                yield one
 
     def _write(self, events: Sequence[Event]) -> None:
         with self._lock:
             lost, unreported = self._lost, self._lost - self._reported
         if unreported:
-            word = _Word(EventKind.EVENTS_DROPPED, NOBODY, None, unreported, 0, "", self._wall())
+            word = _Word(EventKind.EVENTS_DROPPED, NOBODY, None, unreported, unix_s=self._wall())
             events = [*self._noted(word), *events]
         if not events:
             return
@@ -278,10 +234,11 @@ class _Word(NamedTuple):
     kind: EventKind
     subject: Subject
     reason: Reason | None
-    times: int
-    pid: int
-    detail: str
-    unix_s: float
+    times: int = 1
+    total: int = 0
+    pid: int = 0
+    detail: str = ""
+    unix_s: float = 0.0
 
 
 class _All(NamedTuple):

@@ -6,7 +6,9 @@ told is read back from the events' own files.
 
 from collections.abc import Collection, Iterable
 
-from mpsd.events.kinds import STATE_OF, STATES, EventKind, State
+from msgspec import structs
+
+from mpsd.events.kinds import STATE_OF, STATES, EventKind, RunCode, State
 from mpsd.events.model import Event, Held, Subject
 
 _OF_KEYS = tuple(state.name for state in STATES if state.field == "key")
@@ -38,15 +40,37 @@ class Told:
         state = STATE_OF.get(kind)
         return None if state is None else self._last.get((state.name, _identity(state, subject)))
 
-    def is_news(self, event: Event) -> bool:
-        """Whether it says anything that was not told."""
+    def news(self, event: Event) -> Event | None:
+        """What of it was not told; None for nothing."""
         state = STATE_OF.get(event.kind)
         if state is None or event.kind == EventKind.STARTED:
-            return True
+            return event
         last = self._last.get((state.name, _identity(state, event)))
+        if state.counts:
+            grown = event.total - (last.total if last is not None and last.pid == event.pid else 0)
+            return structs.replace(event, count=grown) if grown > 0 else None
         if last is None:
-            return event.kind not in state.rest
-        return (last.kind, last.reason_code, last.pid) != (event.kind, event.reason_code, event.pid)
+            return None if event.kind in state.rest else event
+        same = (last.kind, last.reason_code, last.pid) == (event.kind, event.reason_code, event.pid)
+        return None if same else event
+
+    def unseen(self, event: Event) -> Event | None:
+        """What must have happened before an event though nobody saw it; None for nothing: a daemon that serves takes
+        the place of another, which ended while mpsd was not there."""
+        last = self._last.get(("daemon", event.daemon))
+        if event.kind != EventKind.DAEMON_READY or last is None or last.kind != EventKind.DAEMON_READY:
+            return None
+        if last.pid == event.pid or last.boot != event.boot:
+            return None
+        text = f"the MPS control daemon (pid {last.pid}) ended while mpsd was not there"
+        return structs.replace(
+            event,
+            kind=str(EventKind.DAEMON_CRASHED),
+            pid=last.pid,
+            reason=text,
+            reason_code=str(RunCode.ENDED_UNSEEN),
+            detail="",
+        )
 
     def note(self, event: Event) -> None:
         """It was told. One that stands for several comes late, and may be older than what was told since."""

@@ -48,10 +48,11 @@ def _is_of_gpu(event: Event, text: str) -> bool:
 
 
 class Names:
-    """Whose an allocation is, as events of either process say it: by its key."""
+    """Whose an allocation is, and which index a GPU has, as events of either process say it."""
 
     def __init__(self) -> None:
         self._owners: dict[str, Event] = {}
+        self._indices: dict[str, int] = {}
 
     def learn(self, lines: Iterable[Event | Held]) -> None:
         """Takes in what any line says of that."""
@@ -59,20 +60,18 @@ class Names:
             for event in line.held if isinstance(line, Held) else (line,):
                 if event.key and event.pod:
                     self._owners[event.key] = event
+                if len(event.gpus) == len(event.indices):
+                    self._indices.update(zip(event.gpus, event.indices, strict=True))
 
     def name(self, event: Event) -> Event:
-        """The same event with its pod, where that is known and the event does not have it."""
+        """The same event with its pod and the indices of its GPUs, where these are known and it does not have them."""
+        if event.gpus and not event.indices and all(uuid in self._indices for uuid in event.gpus):
+            event = structs.replace(event, indices=tuple(self._indices[uuid] for uuid in event.gpus))
         owner = self._owners.get(event.key) if event.key and not event.pod else None
         if owner is None:
             return event
         return structs.replace(
-            event,
-            namespace=owner.namespace,
-            pod=owner.pod,
-            container=owner.container,
-            pod_uid=owner.pod_uid,
-            gpus=event.gpus or owner.gpus,
-            indices=event.indices or owner.indices,
+            event, namespace=owner.namespace, pod=owner.pod, container=owner.container, pod_uid=owner.pod_uid
         )
 
 

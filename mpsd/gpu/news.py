@@ -3,8 +3,10 @@
 import msgspec
 
 from mpsd.common.log import get_logger
-from mpsd.common.reason import message_of
+from mpsd.common.reason import Reason, message_of
 from mpsd.gpu.model import GpuHealth, Inventory
+from mpsd.gpu.reasons import GpuCode, XidCode
+from mpsd.gpu.xid import Verdict, Xid
 
 log = get_logger("gpu")
 
@@ -28,3 +30,11 @@ def log_changes(old: Inventory | None, new: Inventory) -> None:
             log.info("GPU recovered", gpu=uuid)
         else:
             log.warning("GPU in trouble", gpu=uuid, health=state.health, reason=message_of(state.reason))
+
+
+def meaning(row: Xid) -> Reason:
+    """What an XID means for its GPU, and NVIDIA's advice where there is one."""
+    advice = f"; NVIDIA's advice: {row.action}" if row.action else ""
+    if row.verdict is Verdict.CRITICAL:
+        return Reason(GpuCode.XID, f"nothing new is given on the GPU until it was quiet for a while{advice}")
+    return Reason(XidCode.OF_A_PROGRAM, f"other programs can go on using the GPU{advice}")

@@ -77,8 +77,8 @@ class Prober:
     call takes longer than `deadline_s` is UNRESPONSIVE until that call returns and a new probe is good. One that was
     lost, or sick after a critical XID, comes back by the rules of `policy` (see health.py) and stays in the inventory
     with its last known facts. While the driver as a whole can't be used, all GPUs are UNRESPONSIVE with its error: that
-    is no proof of loss. An exception of `on_change` is logged and the news counts as delivered. `on_error` is told why
-    the driver can't be used, each time that is found; from the prober's thread, like `on_change`.
+    is no proof of loss. An exception of `on_change` is logged and the news counts as delivered. `on_xid` is told of
+    each XID, `on_error` each time why the driver can't be used; from the prober's thread, like `on_change`.
     """
 
     def __init__(
@@ -87,12 +87,13 @@ class Prober:
         on_change: Callable[[Inventory], None],
         *,
         on_error: Callable[[GpufracError], None] = lambda _: None,
+        on_xid: Callable[[str, xid.Xid], None] = lambda uuid, row: None,
         period_s: float = PERIOD_S,
         deadline_s: float = DEADLINE_S,
         policy: Policy = Policy(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._backend, self._on_change, self._on_error = backend, on_change, on_error
+        self._backend, self._on_change, self._on_error, self._on_xid = backend, on_change, on_error, on_xid
         self._period_s, self._deadline_s, self._policy, self._clock = period_s, deadline_s, policy, clock
         self._inbox: _Inbox = queue.SimpleQueue()
         self._published: Inventory | None = None
@@ -342,6 +343,7 @@ class Prober:
         row = xid.verdict(number)
         track = self._tracks.get(uuid)
         log.warning("XID event", gpu=uuid, xid=number, name=row.name, verdict=row.verdict.value)
+        self._on_xid(uuid, row)
         if number == xid.RECOVERY_ACTION_CHANGED:
             self._kicked = True  # the next probe reads to what
         if track is None or row.verdict is xid.Verdict.IGNORE:

@@ -50,6 +50,16 @@ class GpuCode(Code):
     )
 
 
+class XidCode(Code):
+    """What an XID means that does not keep its GPU from being used on."""
+
+    OF_A_PROGRAM = (
+        "XidOfAProgram",
+        "An error (XID) that a program causes, or that needs nobody: other programs can go on using the GPU.",
+        "Look into the program that ran there, if it comes again.",
+    )
+
+
 class InventoryCode(Code):
     """Why no GPUs are seen, or not all of them."""
 

@@ -177,6 +177,21 @@ class NamespaceCode(Code):
     )
 
 
+class EvictionCode(Code):
+    """Whom MPS evicted."""
+
+    ABOVE_REQUEST = (
+        "AboveRequest",
+        "A client used more memory than its request, and another within its own needed it.",
+        "Nothing: memory above a request is lent. Give the container a larger request where it must not happen.",
+    )
+    CLIENT_NOT_KNOWN = (
+        "EvictedNotKnown",
+        "The daemon's log counts an eviction, and which client it was is not clear.",
+        "See which container ended then with CUDA_ERROR_MPS_CLIENT_TERMINATED.",
+    )
+
+
 class SharingCode(Code):
     """Why a GPU is left alone."""
 

@@ -124,6 +124,8 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     clients: tuple[GpuClient, ...] = ()
     evictions: int = 0
     """Clients that MPS evicted from it since its daemon was started, for others within their guaranteed memory."""
+    mode_changes: int = 0
+    """How often somebody else changed its compute mode since mpsd started, while it was bound."""
 
     @property
     def why(self) -> Reason | None:
@@ -191,6 +193,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     """What is short of perfect on this host, such as daemons that end with mpsd; each says what to do."""
     warning_codes: tuple[str, ...] = ()
+    events: dict[str, int] = {}
+    """Kind -> how many events mpsd told since it started."""
+    events_lost: int = 0
+    """How many of them could not be written."""
 
     @property
     def why(self) -> Reason | None:

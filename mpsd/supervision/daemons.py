@@ -1,19 +1,21 @@
 """Keeps the daemons of the node: which should run, which may, and what their GPUs, logs and processes tell them."""
 
 import dataclasses
+import queue
 import time
 from collections.abc import Callable
 from functools import partial
 
-from mpsd.common.errors import ConfigError
+from mpsd.common.errors import ConfigError, GpufracError, TransientError
 from mpsd.common.lanes import Lane, Post
 from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason
 from mpsd.daemon import lifecycle as life
 from mpsd.daemon.adopt import DaemonIdentity
+from mpsd.daemon.controller import NotAClientError
 from mpsd.daemon.host import DaemonHost
 from mpsd.daemon.lifecycle import Jitter, Policy
-from mpsd.daemon.logs.parse import LogEvent, ServerExited
+from mpsd.daemon.logs.parse import Evictions, LogEvent, ServerExited
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import DaemonSpec, plan
 from mpsd.daemon.state import StateFile
@@ -174,6 +176,33 @@ class Daemons:
         asked = Reason(DaemonCode.OPERATOR_ASKED, reason)
         daemon.end(End.REPLACED_NOW if now else End.REPLACED, reason=asked)
 
+    def terminate_client(
+        self, uuid: str, pid: int, deadline_s: float, answer: "queue.SimpleQueue[GpufracError | None]"
+    ) -> None:
+        """Has the daemon on a GPU destroy the contexts of one client; `answer` gets why not, None when it did."""
+        daemon = self._node.daemon_on(uuid)
+        if daemon is not None and daemon.is_absent:
+            answer.put(NotAClientError(f"cannot terminate pid {pid}: GPU {uuid} has no MPS daemon"))
+            return
+        if daemon is None or daemon.identity is None or daemon.state in (DaemonState.STOPPING, DaemonState.KILLING):
+            answer.put(TransientError(f"cannot terminate MPS client {pid}: no MPS daemon runs on GPU {uuid}"))
+            return
+        spec = daemon.spec
+
+        def run() -> None:
+            if time.monotonic() >= deadline_s:
+                return  # nobody waits for it any more
+            try:
+                self._outside.host.terminate_client(spec, pid)
+                answer.put(None)
+            except GpufracError as error:
+                answer.put(error)
+            except Exception as error:
+                log.exception("terminating a client failed in an unforeseen way", pid=pid)
+                answer.put(GpufracError(f"cannot terminate MPS client {pid}: {error}"))
+
+        daemon.lane.submit(run)  # among its other commands: one may take long
+
     def pass_deadlines(self, now_s: float) -> None:
         for daemon in list(self._node.daemons.values()):
             daemon.pass_deadline(now_s)
@@ -242,6 +271,9 @@ class Daemons:
             self._note_servers(name, servers)
             if isinstance(event, ServerExited):
                 self._node.daemons[name].hold.doubt()
+            elif isinstance(event, Evictions):  # the sooner it is looked who is gone, the surer
+                for gpu in self._node.members(self._node.daemons[name]):
+                    gpu.usage.count(None)
 
     def _note_servers(self, name: str, servers: ServerWatch) -> None:
         daemon = self._node.daemons[name]

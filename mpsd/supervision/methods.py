@@ -137,7 +137,7 @@ def methods(
             "limits": limits,
             "status": lambda _: _status(supervisor),
             "health": lambda _: health(supervisor, pulses),
-            "state_root": lambda _: supervisor.state_root,
+            "state_root": lambda _: supervisor.config.state_root,
         }
     ) | operating(
         {

@@ -85,6 +85,11 @@ class ModeKeeper:
         self._contest = f"{seen}, and it needs {self.applied.compute_mode}"
         log.warning("somebody else changed the compute mode", gpu=self._uuid, compute_mode=seen.value)
 
+    @property
+    def changes(self) -> int:
+        """How often somebody else changed the compute mode since mpsd started."""
+        return self._contests
+
     def contested(self, index: int) -> Reason | None:
         """That somebody else sets the GPU's compute mode, for a while after it was seen; None for nobody."""
         if not self._contests or time.monotonic() - self._contest_s > CONTEST_S:

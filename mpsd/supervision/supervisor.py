@@ -19,22 +19,24 @@ from mpsd.common.log import get_logger
 from mpsd.common.reason import Reason
 from mpsd.config.model import NodeConfig
 from mpsd.config.reload import Process, merge
-from mpsd.daemon.controller import NotAClientError
 from mpsd.daemon.exits import ExitWatcher
 from mpsd.daemon.host import DaemonHost
 from mpsd.daemon.lifecycle import Jitter, Policy
 from mpsd.daemon.logs.parse import LogEvent
 from mpsd.daemon.state import StateFile
+from mpsd.events.kinds import EventKind
+from mpsd.events.teller import SILENT, Counting
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import Inventory, Mode
 from mpsd.limits.api import Job
 from mpsd.limits.hardlimits import HardLimitsKeeper
 from mpsd.localapi.reasons import ClientsCode, LimitReadingCode
-from mpsd.localapi.snapshot import DaemonState, Desired, GpuClients, Snapshot
+from mpsd.localapi.snapshot import Desired, GpuClients, Snapshot
 from mpsd.supervision.daemons import Daemons
 from mpsd.supervision.ending import Cleanup, Ending
 from mpsd.supervision.ends import ENDS, End, Fate
 from mpsd.supervision.gpus import Gpus
+from mpsd.supervision.happenings import NodeNews
 from mpsd.supervision.indices import Indices
 from mpsd.supervision.loop import Loop
 from mpsd.supervision.node import Node
@@ -59,6 +61,7 @@ class Supervisor:
         logs: the log files of daemons; their events come in by `log_event`.
         kick: asks the prober for a probe now.
         warnings: what is short of perfect on this host, for people.
+        teller: is told of what happens.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Supervisor:
         policy: Policy | None = None,
         rng: Jitter = random.random,
         warnings: tuple[Reason, ...] = (),
+        teller: Counting = SILENT,
     ) -> None:
         self._host, self._state = host, state
         self._loop = Loop(self._turn, self._pause_s, lambda: self._ending.finished)
@@ -96,7 +100,8 @@ class Supervisor:
             rng=rng,
         )
         self._ending = Ending(node, state)
-        self._view = View(node, state, indices, self._hard_limits, backend, logs, warnings)
+        self._view = View(node, state, indices, self._hard_limits, backend, logs, warnings, teller)
+        self._teller, self._news = teller, NodeNews(teller)
         self._published = Published(self._view.snapshot())
 
     # --- for other threads ---------------------------------------------------------------------------------------
@@ -112,6 +117,10 @@ class Supervisor:
     def watch(self, instance: str, generation: int, timeout_s: float) -> Snapshot:
         """The first snapshot that differs from this cursor; the same one when the time is over."""
         return self._published.wait(instance, generation, timeout_s)
+
+    def look_again(self) -> None:
+        """Something that the snapshot shows changed elsewhere."""
+        self._post(lambda: None)
 
     def inventory_changed(self, inventory: Inventory) -> None:
         self._post(partial(self._on_inventory, inventory))
@@ -169,14 +178,9 @@ class Supervisor:
         return config.annotations is not None or any(r.mode is Mode.SM_SHARING for r in config.resources)
 
     @property
-    def state_root(self) -> str:
-        """Where what must outlive it is."""
-        return self._node.config.state_root
-
-    @property
-    def simulated(self) -> bool:
-        """Whether GPUs and pods are simulated."""
-        return self._node.config.backend == "simulated"
+    def config(self) -> NodeConfig:
+        """What is in force."""
+        return self._node.config
 
     def gpus_of(self, keys: Collection[str], pod_uids: Collection[str] = ()) -> tuple[str, ...]:
         """The GPUs of these allocations, and those on which clients of them or of these pods were seen."""
@@ -185,7 +189,7 @@ class Supervisor:
     def terminate_client(self, uuid: str, pid: int, timeout_s: float) -> None:
         """Has the daemon on a GPU destroy the contexts of one client. Raises GpufracError when it does not confirm."""
         answer: queue.SimpleQueue[GpufracError | None] = queue.SimpleQueue()
-        self._post(partial(self._on_terminate, uuid, pid, time.monotonic() + timeout_s, answer))
+        self._post(partial(self._daemons.terminate_client, uuid, pid, time.monotonic() + timeout_s, answer))
         try:
             error = answer.get(timeout=timeout_s)
         except queue.Empty:
@@ -255,7 +259,9 @@ class Supervisor:
         if not node.stopping:
             self._daemons.hold_servers()
         self._ending.finish_cleanups()
-        self._published.put(self._view.snapshot())
+        if self._published.put(self._view.snapshot()):
+            self._news.observe(self._published.snapshot, now_s, time.time())
+        self._news.tend(now_s)
 
     def _pause_s(self) -> float:
         """Until the next deadline. Lanes that wait for a thread get one, or the pause is short."""
@@ -280,6 +286,7 @@ class Supervisor:
             yield self._hard_limits.deadline_s
         for servers in node.servers.values():
             yield servers.deadline_s(now_s)
+        yield self._news.deadline_s
         yield self._protocol.retry_s
         yield from self._ending.deadlines_s()
 
@@ -319,12 +326,17 @@ class Supervisor:
         node.config_error, node.config_restart_needed = None, ", ".join(waiting)
         if node.config_restart_needed:
             log.warning("config changed in part; the rest takes a restart of mpsd", rest=node.config_restart_needed)
+        self._teller.tell(
+            EventKind.CONFIG_RELOADED,
+            detail=f"waits for a restart: {rest}" if (rest := node.config_restart_needed) else "",
+        )
         self._gpus.number()
         self._daemons.replan()
 
     def _on_config_refused(self, error: Reason) -> None:
         if error != self._node.config_error:
             log.error("config file refused; the old config stays in force", error=error.message)
+            self._teller.tell(EventKind.CONFIG_REFUSED, reason=error)
         self._node.config_error = error
 
     def _on_desired(self, desired: Desired) -> None:
@@ -367,29 +379,3 @@ class Supervisor:
             job.refuse(Reason(LimitReadingCode.NOT_ASKED, GPU_NOT_KNOWN))
         else:
             gpu.limits.ask(job)
-
-    def _on_terminate(
-        self, uuid: str, pid: int, deadline_s: float, answer: "queue.SimpleQueue[GpufracError | None]"
-    ) -> None:
-        daemon = self._node.daemon_on(uuid)
-        if daemon is not None and daemon.is_absent:
-            answer.put(NotAClientError(f"cannot terminate pid {pid}: GPU {uuid} has no MPS daemon"))
-            return
-        if daemon is None or daemon.identity is None or daemon.state in (DaemonState.STOPPING, DaemonState.KILLING):
-            answer.put(TransientError(f"cannot terminate MPS client {pid}: no MPS daemon runs on GPU {uuid}"))
-            return
-        spec = daemon.spec
-
-        def run() -> None:
-            if time.monotonic() >= deadline_s:
-                return  # nobody waits for it any more
-            try:
-                self._host.terminate_client(spec, pid)
-                answer.put(None)
-            except GpufracError as error:
-                answer.put(error)
-            except Exception as error:
-                log.exception("terminating a client failed in an unforeseen way", pid=pid)
-                answer.put(GpufracError(f"cannot terminate MPS client {pid}: {error}"))
-
-        daemon.lane.submit(run)  # among its other commands: one may take long

@@ -68,7 +68,8 @@ class Terminator:
             What became of each client, and why clients of some GPUs can't be told.
         """
         deadline_s = time.monotonic() + timeout_s
-        asked = _Asked(frozenset(keys), frozenset(pod_uids), kill, force, deadline_s, self._supervisor.simulated)
+        simulated = self._supervisor.config.backend == "simulated"
+        asked = _Asked(frozenset(keys), frozenset(pod_uids), kill, force, deadline_s, simulated)
         found = self._supervisor.clients(self._supervisor.gpus_of(keys, pod_uids), timeout_s / 2)
         # Who joined since the daemon last answered is not known for its client, and as a rule is one all the same.
         plain_gpus = {gpu.info.uuid for gpu in self._supervisor.snapshot.gpus if gpu.mode is Mode.TIME_SLICING}

@@ -11,6 +11,7 @@ from mpsd.common.reason import Reason, code_of, message_of
 from mpsd.config import numbering
 from mpsd.daemon.plan import needs_daemon
 from mpsd.daemon.state import StateFile
+from mpsd.events.teller import SILENT, Counting
 from mpsd.gpu.backend import GpuBackend
 from mpsd.gpu.model import ComputeMode
 from mpsd.limits.hardlimits import HardLimitsKeeper
@@ -34,6 +35,7 @@ class View:
 
     Args:
         warnings: what is short of perfect on this host, for people.
+        events: how many there were.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class View:
         backend: GpuBackend,
         logs: DaemonLogs,
         warnings: tuple[Reason, ...],
+        events: Counting = SILENT,
     ) -> None:
         self._node, self._state, self._indices, self._hard_limits = node, state, indices, hard_limits
-        self._backend, self._logs, self._warnings = backend, logs, warnings
+        self._backend, self._logs, self._warnings, self._events = backend, logs, warnings, events
         self._started_unix_s = time.time()
         self._instance = uuids.uuid4().hex[:12]
 
@@ -78,6 +81,8 @@ class View:
             cgroup_root=self._backend.cgroup_root,
             warnings=tuple(warning.message for warning in warnings),
             warning_codes=tuple(warning.code for warning in warnings),
+            events=dict(self._events.counts),
+            events_lost=self._events.lost,
         )
 
     def _all_warnings(self) -> Iterator[Reason]:
@@ -119,6 +124,7 @@ class View:
             daemon=self._daemon_status(daemon, allocations[daemon.name]),
             clients=gpu.usage.clients,
             evictions=servers.evictions(gpu.uuid) if servers is not None else 0,
+            mode_changes=gpu.mode.changes,
         )
 
     def _not_shared(self, daemon: DaemonKeeper) -> Reason | None:

@@ -21,6 +21,7 @@ from mpsd.common.threads import GuardedThread
 from mpsd.config.load import load_config
 from mpsd.config.watch import ConfigWatcher
 from mpsd.daemon.logs.tail import LogTails
+from mpsd.events.recorder import Recorder
 from mpsd.gpu.prober import Prober
 from mpsd.localapi.client import MpsdClient
 from mpsd.localapi.server import LocalServer
@@ -32,7 +33,7 @@ LASTING = {
     *("attacher", "observer", "mpsd-watch", "kubelet-watch", "metrics", "config-watch", "localapi"),
     *("supervisor", "exit-watcher", "mps-logs", "gpu-prober", "gpu-xid", "gpu-list"),
     *("kubernetes-pods", "kubernetes-node", "kubernetes-events", "kubernetes-deleting", "endings"),
-    *("nri", "nri-worker", "annotated"),
+    *("nri", "nri-worker", "annotated", "events"),
 }
 """By name; and those with a name of their own: a session per resource, a lane per daemon and per GPU, a prober's worker
 per GPU, a thread per caller."""
@@ -131,6 +132,7 @@ def test_what_a_thread_throws_in_the_middle_of_its_work_costs_the_node_nothing(
             (Session, "_why_again"),
             (PathHints, "arm"),
             (MetricsServer, "_accept"),
+            (Recorder, "_write"),
         ):
             name = f"{owner.__name__}.{method}"
             waits[name] = threading.Event()

@@ -12,7 +12,7 @@ from deviceplugin.kubelet import servicer
 from deviceplugin.kubelet.refusals import CODE_METADATA, Refusals
 from deviceplugin.kubelet.servicer import LIST_PAUSE_S, DevicePlugin
 from deviceplugin.plan.reasons import OfferCode, RefusalCode
-from mpsd.events.recorder import SILENT
+from mpsd.events.teller import SILENT
 from tests.builders import uuid
 from tests.waiting import NEVER_S
 from tests.world import SHARE, World

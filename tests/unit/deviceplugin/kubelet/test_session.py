@@ -14,7 +14,7 @@ from deviceplugin.kubelet.places import KubeletPlaces
 from deviceplugin.kubelet.refusals import Refusals
 from deviceplugin.kubelet.session import Again, Session, SessionState
 from deviceplugin.sim.kubelet.kubelet import StubKubelet
-from mpsd.events.recorder import SILENT
+from mpsd.events.teller import SILENT
 from tests.builders import config, fixed, resource
 from tests.waiting import NEVER_S, until
 from tests.world import World

@@ -14,7 +14,7 @@ from deviceplugin.plan.allocation import Allocation, Refusal
 from mpsd.config.model import CdiConfig, Delivery, Enforcement
 from mpsd.daemon.paths import daemon_dirs
 from mpsd.daemon.plan import namespace_of
-from mpsd.events.recorder import SILENT
+from mpsd.events.teller import SILENT
 from mpsd.localapi.snapshot import DaemonState, DaemonStatus, GpuClient
 from tests.builders import CANNOT, config, fixed, reported, resource, snapshot, units, uuid
 from tests.mpspaths import mount_directory

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from mpsd.common.reason import Reason
 from mpsd.events import bound
@@ -89,7 +90,7 @@ def test_every_kind_has_one_state_at_most_and_states_name_fields_of_subjects() -
     assert len(kinds) == len(set(kinds)) == len(STATE_OF)
     for state in STATES:
         assert set(state.rest) <= set(state.kinds)
-        assert not state.field or state.field in Subject.__struct_fields__
+        assert not state.field or state.field in Event.__struct_fields__
     assert set(EventKind) >= WARNINGS
 
 
@@ -99,7 +100,7 @@ def test_every_kind_has_one_state_at_most_and_states_name_fields_of_subjects() -
 def tell(told: Told, *events: Event) -> list[str]:
     news = []
     for one in events:
-        if told.is_news(one):
+        if told.news(one) is not None:
             told.note(one)
             news.append(one.kind)
     return news
@@ -149,8 +150,8 @@ def test_what_a_file_says_is_not_told_again_and_a_new_file_says_it_again() -> No
     told = Told()
     told.replay([made("Granted", 1, key="old"), None, Held((granted,)), given])
     assert told.held == Held((granted, given))
-    assert not told.is_news(made("Granted", 9, key="k", instance="new"))
-    assert told.is_news(made("Granted", 9, key="old", instance="new"))
+    assert not told.news(made("Granted", 9, key="k", instance="new"))
+    assert told.news(made("Granted", 9, key="old", instance="new"))
 
 
 def test_what_is_told_together_comes_late_and_is_not_the_last_word() -> None:
@@ -172,6 +173,32 @@ def test_an_event_gets_the_pod_that_its_allocation_is_known_to_be_of() -> None:
     assert (named.pod, named.container, named.gpus, named.daemon) == ("p", "c", (UUID,), "d")
     for unknown in (Subject(key="l"), Subject(key="k", pod="q"), Subject()):
         assert told.named(unknown) == unknown
+
+
+def test_a_total_is_told_by_what_it_grew() -> None:
+    told = Told()
+    grown = []
+    for total, pid in ((2, 1), (2, 1), (5, 1), (1, 2), (0, 3)):
+        one = structs.replace(made("Evicted", gpu=UUID, pid=pid), total=total)
+        if (news := told.news(one)) is not None:
+            told.note(news)
+            grown.append(news.count)
+    assert grown == [2, 3, 1]
+
+
+def test_a_daemon_that_went_while_nobody_looked_is_told_before_the_one_in_its_place() -> None:
+    first = structs.replace(made("DaemonReady", pid=1), daemon="d", boot="b")
+    second = structs.replace(first, pid=2, instance="j")
+    told = Told()
+    assert told.unseen(first) is None
+    told.note(first)
+    assert told.unseen(first) is None
+    crashed = told.unseen(second)
+    assert crashed is not None
+    assert (crashed.kind, crashed.pid, crashed.reason_code) == ("DaemonCrashed", 1, "EndedUnseen")
+    assert told.unseen(structs.replace(second, boot="c")) is None, "the node was restarted"
+    told.note(structs.replace(first, kind="DaemonWedged"))
+    assert told.unseen(second) is None, "it was told of"
 
 
 # --- how many --------------------------------------------------------------------------------------------------------
@@ -274,7 +301,8 @@ def test_events_of_one_process_are_named_by_those_of_the_other() -> None:
         "",
         "",
     ]
-    assert names.name(made("Evicted", key="k")).gpus == (UUID,)
+    assert names.name(structs.replace(made("Xid"), gpus=(UUID,))).indices == (0,)
+    assert names.name(structs.replace(made("Xid"), gpus=(UUID, "other"))).indices == ()
 
 
 def test_events_are_shown_by_time() -> None:

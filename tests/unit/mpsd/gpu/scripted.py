@@ -185,10 +185,12 @@ class Rig:
     def __init__(self, backend: ScriptedBackend) -> None:
         self.backend, self.clock, self.seen = backend, FakeClock(), Receiver()
         self.errors: queue.SimpleQueue[GpufracError] = queue.SimpleQueue()
+        self.xids: list[tuple[str, int]] = []
         self.prober = CountedProber(
             backend,
             self.seen,
             on_error=self.errors.put,
+            on_xid=lambda uuid, row: self.xids.append((uuid, row.xid)),
             deadline_s=10.0,
             policy=Policy(quiet_s=60.0),
             clock=self.clock,

@@ -411,6 +411,7 @@ def test_application_errors_and_unknown_gpus_change_nothing(event: XidEvent) -> 
         rig.seen.await_health(gpu1=SICK)  # events come in order
         assert state(rig.prober.inventory, 0).health is OK
         assert len(rig.seen.all) == 2
+    assert rig.xids == [(event.uuid, event.xid), (gpu_uuid(1), 62)], "each is told"
 
 
 def test_lost_gpu_while_waiting_for_events_wakes_the_prober() -> None:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsd.gpu import xid
+from mpsd.gpu.news import meaning
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 68, 109])
@@ -19,6 +20,16 @@ def test_hardware_errors_are_critical(number: int) -> None:
 
 def test_text_names_number_and_meaning() -> None:
     assert xid.verdict(79).text == "XID 79 (GPU has fallen off the bus)"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "text"),
+    [(31, "XidOfAProgram", "RESTART_APP"), (79, "CriticalXid", "RESTART_BM"), (9999, "CriticalXid", "nothing new")],
+)
+def test_what_one_means_is_said_with_its_code(number: int, code: str, text: str) -> None:
+    reason = meaning(xid.verdict(number))
+    assert reason.code == code
+    assert text in reason.message
 
 
 def test_no_number_has_two_rows() -> None:

@@ -15,6 +15,7 @@ from mpsd.gpu.model import ComputeMode, GpuInfo, GpuState, Inventory, Mode
 from mpsd.localapi.snapshot import DaemonState, Desired, GpuStatus, Snapshot
 from mpsd.supervision.supervisor import Supervisor
 from tests.desired import allocation
+from tests.heard import Heard
 from tests.unit.mpsd.supervision.fakes import FakeBackend, FakeHost, FakeLogs
 from tests.waiting import WAIT_S
 
@@ -62,8 +63,16 @@ class Bench:
         self.kicks = 0
         self.backend_looked = self.backend.looked
         self.logs = FakeLogs()
+        self.heard = Heard()
         self.supervisor = Supervisor(
-            self.config, self.backend, self.host, self.state, logs=self.logs, kick=self._kick, policy=policy
+            self.config,
+            self.backend,
+            self.host,
+            self.state,
+            logs=self.logs,
+            kick=self._kick,
+            policy=policy,
+            teller=self.heard,
         )
 
     def _kick(self) -> None:

@@ -66,8 +66,15 @@ def test_what_needs_a_restart_is_said_and_not_taken(calm: Bench) -> None:
     assert gpu.daemon.pipe_directory.startswith(calm.config.mps.run_root)
     calm.supervisor.config_refused(Reason(ConfigCode.REFUSED, "c.yaml:3: memory: unknown key"))
     calm.until(lambda s: s.config_error == "c.yaml:3: memory: unknown key")
+    calm.supervisor.config_refused(Reason(ConfigCode.REFUSED, "c.yaml:3: memory: unknown key"))
     calm.supervisor.config_changed(calm.config)
     calm.until(lambda s: s.config_error == "")
+    told = [(word.kind, word.detail) for word in calm.heard.words if word.kind.startswith("Config")]
+    assert told == [
+        ("ConfigReloaded", "waits for a restart: mps.runRoot"),
+        ("ConfigRefused", ""),
+        ("ConfigReloaded", ""),
+    ]
 
 
 def test_the_snapshot_says_what_the_node_proves_about_hard_limits(short_tmp: Path, watchless: None) -> None:
@@ -77,6 +84,13 @@ def test_the_snapshot_says_what_the_node_proves_about_hard_limits(short_tmp: Pat
         bench.supervisor.inventory_changed(inventory(state_of(ONE)))
         snapshot = bench.until(lambda s: "driver 580.95.05" in s.hard_limits.missing[0])
         assert snapshot.cgroup_root == bench.backend.cgroup_root
+
+
+def test_the_snapshot_says_how_many_events_there_were(calm: Bench) -> None:
+    calm.supervisor.look_again()
+    calm.supervisor.inventory_changed(inventory(state_of(ONE)))
+    snapshot = calm.until(lambda s: bool(s.gpus))
+    assert (snapshot.events, snapshot.events_lost) == (calm.heard.counts, calm.heard.lost)
 
 
 def test_snapshots_grow_by_one_per_change_and_not_without(calm: Bench) -> None:

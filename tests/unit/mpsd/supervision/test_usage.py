@@ -4,6 +4,8 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from mpsd.common.errors import TransientError
 from mpsd.common.reason import Reason
 from mpsd.config.model import MpsConfig, NodeConfig
@@ -13,6 +15,7 @@ from mpsd.gpu.backend import GpuError, GpuLostError, GpuNotSupportedError
 from mpsd.gpu.model import GpuProcess, Mode
 from mpsd.localapi.reasons import ClientsCode, ConfigCode
 from mpsd.localapi.snapshot import DaemonState, GpuClients
+from mpsd.supervision import happenings
 from tests.desired import bind
 from tests.unit.mpsd.supervision.bench import CALM, ONE, TWO, Bench, gpu_user, inventory, resource, running, state_of
 from tests.waiting import WAIT_S, until
@@ -155,10 +158,13 @@ def test_pids_of_tests_are_free() -> None:
     assert not os.path.exists(f"/proc/{2**22 + 1}")
 
 
-def test_evictions_that_the_daemons_log_tells_are_shown(calm: Bench) -> None:
+def test_evictions_that_the_daemons_log_tells_are_shown(calm: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(happenings, "SETTLE_S", 0.2)
     calm.supervisor.inventory_changed(inventory(state_of(ONE), state_of(TWO)))
     calm.until_daemon(ONE, DaemonState.READY)
     calm.supervisor.log_event(ONE, Evictions(ONE, 1))
     calm.supervisor.log_event(ONE, Evictions(ONE, 3))
     calm.until_gpu(ONE, lambda gpu: gpu.evictions == 3)
+    told = until(lambda: [(w.total, w.subject.gpus) for w in calm.heard.words if w.kind == "Evicted"])
+    assert told == [(3, (ONE,))]
     assert [gpu.evictions for gpu in calm.supervisor.snapshot.gpus] == [3, 0]
