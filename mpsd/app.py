@@ -97,8 +97,8 @@ def _start(config: NodeConfig, config_path: str, parts: ExitStack, systemd: noti
     of_file = config
     config, backend = _backend(config)
     try:
-        copy = os.path.join(config.mps.run_root, "mpsd.json")
-        state = StateFile(os.path.join(config.state_root, "mpsd.json"), processes.boot_id(), copy)
+        path, copy = config.mpsd_state_files
+        state = StateFile(path, processes.boot_id(), copy)
     except OSError as error:
         raise GpufracError(f"cannot prepare {error.filename}: {error.strerror}") from error
 
@@ -222,12 +222,5 @@ def _clean_up(supervisor: Supervisor, place: _Place, config: NodeConfig) -> Clea
     still = place.clear()
     return CleanedUp(
         left=(*left, *(f"cgroup {directory} holds processes" for directory in still)),
-        places=Places(
-            cdi_directory=config.cdi.directory,
-            state_root=config.state_root,
-            run_root=config.mps.run_root,
-            log_root=config.mps.log_root,
-            device_plugins=config.kubelet_device_plugins,
-            pods=os.path.join(config.kubelet_root, "pods"),
-        ),
+        places=Places.of(config),
     )

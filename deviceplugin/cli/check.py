@@ -11,10 +11,12 @@ from deviceplugin.cli.output import EXIT_FAILURE, EXIT_UNREACHABLE, print_json, 
 from deviceplugin.status.reasons import ProcessCode
 from mpsd.common.errors import GpufracError, NotReachableError
 from mpsd.common.reason import Reason
+from mpsd.common.socketpath import mpsd_socket, plugin_socket
 from mpsd.common.text import one_line
 from mpsd.localapi.call import call
 from mpsd.localapi.health import Health
 
+SOCKETS: Final = {"mpsd": mpsd_socket, "plugin": plugin_socket}
 ASK_S: Final = 3.0
 CHECK_S: Final = 4.0
 """All of it. `timeoutSeconds` of a probe must be longer."""
@@ -58,7 +60,7 @@ def look(check: str, processes: Sequence[str], root: str) -> Found:
 
     waiting: list[tuple[str, Reason]] = []
     for name in processes:
-        path = f"{root}/{name}.sock"
+        path = SOCKETS[name](root)
         try:
             health = call(path, "health", {}, Health, left_s())
         except NotReachableError as error:

@@ -40,7 +40,7 @@ def near(name: str, enums: Iterable[type[Code]]) -> list[str]:
 
 
 def places(document: object, code: str, field: str = "") -> Iterator[Place]:
-    """Where a document of builtins has a code: as `{code, message}`, or or with `_code` or `Code` behind the name
+    """Where a document of builtins has a code: as `{code, message}`, or with `_code` or `Code` behind the name
     of the message's field; of several, `_codes` or `Codes` (pure)."""
     if isinstance(document, Mapping):
         if document.get("code") == code:

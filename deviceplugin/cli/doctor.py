@@ -7,7 +7,7 @@ import msgspec
 
 from deviceplugin.cli.node import look
 from deviceplugin.cli.options import node_options, run_root_of
-from deviceplugin.cli.output import failures, print_json, print_table, say
+from deviceplugin.cli.output import failures, print_json, print_table, say, shortened
 from deviceplugin.cli.overview import needs_attention
 from mpsd.config.model import NodeConfig
 
@@ -40,7 +40,9 @@ def doctor(config_path: str | None, run_root: str | None, output: str) -> None:
     if output == "json":
         print_json({"exitCode": code, "rows": rows})
         sys.exit(code)
-    print_table(("CHECK", "STATE", "FOUND"), [(one.check, one.state, _short(one.found)) for one in rows], "no checks")
+    print_table(
+        ("CHECK", "STATE", "FOUND"), [(one.check, one.state, shortened(one.found, 60)) for one in rows], "no checks"
+    )
     for one in rows:
         if one.reason is not None:
             say()
@@ -50,7 +52,3 @@ def doctor(config_path: str | None, run_root: str | None, output: str) -> None:
     say()
     say(", ".join(f"{count} {state}" for state, count in counts if count))
     sys.exit(code)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."

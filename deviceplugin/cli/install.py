@@ -16,6 +16,15 @@ RUNS = "/run/systemd/system"
 directory_option = click.option(
     "--directory", default=DIRECTORY, show_default=True, type=click.Path(), help="Where units go."
 )
+config_option = click.option(
+    "--config",
+    "config_path",
+    default="/etc/gpufrac/config.yaml",
+    show_default=True,
+    type=click.Path(),
+    help="The config file that both processes run with.",
+    metavar="FILE",
+)
 force_option = click.option("--force", is_flag=True, help="Units that somebody edited or wrote, too.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 
@@ -30,15 +39,7 @@ def install() -> None:
     short_help="As services of systemd.",
     epilog="Example: gpufrac install systemd --config /etc/gpufrac/config.yaml --now",
 )
-@click.option(
-    "--config",
-    "config_path",
-    default="/etc/gpufrac/config.yaml",
-    show_default=True,
-    type=click.Path(),
-    help="The node's config file.",
-    metavar="FILE",
-)
+@config_option
 @click.option("--now", is_flag=True, help="Enable and start them, too.")
 @directory_option
 @force_option
@@ -98,15 +99,7 @@ def uninstall() -> None:
 @uninstall.command(
     "node", short_help="What both processes left behind.", epilog="Example: gpufrac uninstall node --dry-run"
 )
-@click.option(
-    "--config",
-    "config_path",
-    default="/etc/gpufrac/config.yaml",
-    show_default=True,
-    type=click.Path(),
-    help="The config that they ran with.",
-    metavar="FILE",
-)
+@config_option
 @click.option("--keep-logs", is_flag=True, help="Leave the logs of MPS daemons.")
 @click.option("--yes", is_flag=True, help="Don't ask before MPS daemons are ended.")
 @dry_run_option

@@ -11,8 +11,6 @@ from deviceplugin.reconcile import traces
 from mpsd.common.processlock import ProcessLock, ProcessLockError
 from mpsd.config.model import NodeConfig
 
-LABEL = "gpu-fractioning.kai.scheduler/nvidia-driver-version.major"
-
 
 def dry(config: NodeConfig, *, logs: bool) -> None:
     """Says what would be done, and what is in the way."""
@@ -67,5 +65,7 @@ def after(config: NodeConfig, *, logs: bool) -> None:
     count = counted(len(removed), "path")
     say(f"Nothing of gpufrac is left on this node: {count} removed." if removed else "Nothing of gpufrac was here.")
     if config.kubernetes.access != "off":
-        say(f"At the API server its label can go: kubectl label node NAME {LABEL}-")
-        say("The node's condition gpu-fractioning.nvidia.com/Ready stays there as Unknown.")
+        from deviceplugin.kubernetes.node import CONDITION, DRIVER_LABEL
+
+        say(f"At the API server its label can go: kubectl label node NAME {DRIVER_LABEL}-")
+        say(f"The node's condition {CONDITION} stays there as Unknown.")

@@ -6,11 +6,10 @@ Only what we name ourselves is removed, never a directory as a whole: a configur
 import glob
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
-from deviceplugin.kubelet.places import kubelet_places
 from deviceplugin.reconcile import leftovers
 from mpsd.common import processes
 from mpsd.config.model import NodeConfig
@@ -19,30 +18,18 @@ from mpsd.daemon.state import Saved
 from mpsd.host import cgroups
 from mpsd.localapi.snapshot import Places
 
-CGROUPS = ("/sys/fs/cgroup/gpufrac", "/sys/fs/cgroup/*/gpufrac")
+CGROUPS = tuple(f"/sys/fs/cgroup/{at}{cgroups.OWN}" for at in ("", "*/"))
 START_MPSD = "start mpsd, and run: gpufrac mpsd cleanup"
-
-
-def places_of(config: NodeConfig) -> Places:
-    """Where the config says that things are."""
-    return Places(
-        cdi_directory=config.cdi.directory,
-        state_root=config.state_root,
-        run_root=config.mps.run_root,
-        log_root=config.mps.log_root,
-        device_plugins=config.kubelet_device_plugins,
-        pods=kubelet_places(config).pods,
-    )
 
 
 def undone(config: NodeConfig) -> list[str]:
     """What only mpsd can undo, and has not: daemons that run, compute modes that are ours still. Empty: nothing."""
-    path, saved = os.path.join(config.state_root, "mpsd.json"), None
+    path = next((path for path in config.mpsd_state_files if os.path.lexists(path)), None)
+    if path is None:
+        return []
     try:
         with open(path, "rb") as file:
             saved = msgspec.json.decode(file.read(), type=Saved)
-    except FileNotFoundError:
-        return []
     except (OSError, msgspec.MsgspecError) as error:
         return [
             f"cannot read {path}, so whether every compute mode was given back is not known ({error}): {START_MPSD}"
@@ -67,19 +54,19 @@ def there(config: NodeConfig, *, logs: bool) -> list[str]:
 
 def remove(config: NodeConfig, *, logs: bool) -> tuple[list[str], list[str]]:
     """Removes it all. What was removed, and what is left with the reason. May be repeated after it was cut short."""
-    left = leftovers.clear(places_of(config))
+    left = leftovers.clear(Places.of(config))
     if left:
         return [], left  # a pod holds a share: all stays as it is
     if config.backend == "nvml":
-        left += [f"processes are in {path}" for path in cgroups.clear(_cgroups())]
+        left += [
+            f"processes are in {path}"
+            for path in cgroups.clear([path for pattern in CGROUPS for path in glob.glob(pattern)])
+        ]
     removed = []
     # What says what is to be undone goes last.
     for path in sorted(there(config, logs=logs), key=lambda path: os.path.basename(path).startswith("mpsd.json")):
         try:
-            if not _is_link(path) and os.path.isdir(path):
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
+            _remove(path)
             removed.append(path)
         except OSError as error:
             left.append(f"cannot remove {error.filename or path}: {error.strerror}")
@@ -96,8 +83,12 @@ def others(config: NodeConfig, *, logs: bool) -> list[str]:
     return [os.path.join(root, name) for root in roots if os.path.isdir(root) for name in sorted(os.listdir(root))]
 
 
-def _is_link(path: str) -> bool:
-    return os.path.islink(path)
+def _remove(path: str) -> None:
+    """A file, a link, or a directory with all that is in it."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
 
 
 def _patterns(config: NodeConfig, *, logs: bool) -> Iterator[str]:
@@ -108,11 +99,3 @@ def _patterns(config: NodeConfig, *, logs: bool) -> Iterator[str]:
         yield f"{run}/sim"
     if logs:
         yield f"{log}/mps"
-
-
-def _cgroups() -> tuple[str, ...]:
-    return tuple(path for pattern in CGROUPS for path in _directories(glob.glob(pattern)))
-
-
-def _directories(paths: Iterable[str]) -> Iterator[str]:
-    return (path for path in paths if os.path.isdir(path))

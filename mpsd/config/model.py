@@ -284,6 +284,11 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"{root}/mpsd.lock" for root in (self.mps.run_root, self.state_root, self.mps.log_root))
 
     @property
+    def mpsd_state_files(self) -> tuple[str, str]:
+        """What mpsd remembers, and the copy of it that counts for this boot where the first one is lost."""
+        return f"{self.state_root}/mpsd.json", f"{self.mps.run_root}/mpsd.json"
+
+    @property
     def simulation_directory(self) -> str:
         """Where the simulated backend keeps what a driver would: faults, compute modes, memory in use."""
         return f"{self.mps.run_root}/sim"

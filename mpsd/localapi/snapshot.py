@@ -13,6 +13,7 @@ import msgspec
 
 from mpsd.common.ranges import Count, LimitBytes, Line, MpsProtocol, Name, NameOrNone, Percent
 from mpsd.common.reason import Reason, reason_of, reasons_of
+from mpsd.config.model import NodeConfig
 from mpsd.gpu.model import ComputeMode, GpuHealth, GpuInfo, Mode
 from mpsd.localapi.reasons import HardLimitCode
 
@@ -286,6 +287,18 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's directory of plugins and of its checkpoint."""
     pods: str
     """The kubelet's directory of pods."""
+
+    @classmethod
+    def of(cls, config: NodeConfig) -> "Places":
+        """Those of a config."""
+        return cls(
+            cdi_directory=config.cdi.directory,
+            state_root=config.state_root,
+            run_root=config.mps.run_root,
+            log_root=config.mps.log_root,
+            device_plugins=config.kubelet_device_plugins,
+            pods=f"{config.kubelet_root}/pods",
+        )
 
 
 class CleanedUp(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,6 +113,16 @@ def test_a_compute_mode_that_is_ours_keeps_all_until_a_reboot(node: Node) -> Non
     assert node.uninstall()[0] == 0
 
 
+def test_where_the_state_is_lost_its_copy_tells(node: Node) -> None:
+    """As it does to mpsd: else a compute mode of ours would stay in silence."""
+    node.save(compute_modes={UUID: ComputeMode.DEFAULT})
+    (node.root / "state/mpsd.json").rename(node.root / "run/mpsd.json")
+    before = node.there
+    code, said = node.uninstall()
+    assert (code, node.there >= before) == (1, True)
+    assert f"GPU {UUID} has a compute mode of ours" in said
+
+
 def test_a_daemon_that_runs_keeps_all(node: Node) -> None:
     own = process.identify(os.getpid())
     assert own is not None
@@ -129,20 +139,21 @@ def test_a_daemon_that_runs_keeps_all(node: Node) -> None:
 
 def test_what_was_cut_short_is_finished_by_the_next(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is killed: what says that something is to be undone is the last to go."""
+    remove = traces._remove
     steps = len(traces.there(Node(short_tmp).config, logs=True))
     for survives in range(steps - 1):  # without the plugin's directory, which goes before
         (short_tmp / str(survives)).mkdir()
         node = Node(short_tmp / str(survives))
         left = [survives]
 
-        def step(path: str, left: list[int] = left) -> bool:
+        def step(path: str, left: list[int] = left) -> None:
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
-            return os.path.islink(path)
+            remove(path)
 
         with monkeypatch.context() as cut:
-            cut.setattr(traces, "_is_link", step)
+            cut.setattr(traces, "_remove", step)
             with pytest.raises(KeyboardInterrupt):
                 traces.remove(node.config, logs=True)
         assert (node.root / "state/mpsd.json").exists()
