@@ -1,5 +1,6 @@
 """What systemd is told: that a process is ready once, that it lives as long as it does, and when it stops."""
 
+import logging
 import os
 import socket
 import threading
@@ -139,11 +140,13 @@ def test_readiness_is_told_as_soon_as_there_is_somebody_to_hear_it(
     short_tmp: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(notify, "START_S", 0.01)
+    caplog.set_level(logging.INFO)
     address = f"{short_tmp}/notify"
     with notifying(address, lambda: LIVE):
         until(lambda: "systemd can't be told how this process is" in caplog.text)
         with systemd(address) as listener:
             assert lines(listener) == ["READY=1", "STATUS=ready"]
+            until(lambda: "systemd is told again" in caplog.text)  # its thread knows it, too
     assert caplog.text.count("can't be told") == 2, "once for each time that it began"
 
 
